@@ -11,7 +11,7 @@ from meshwise.scenarios.calibration.recalibration import PlanRun, Refit, predict
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import SearchResult
+from meshwise.strategies.search.driver import SearchResult
 
 if TYPE_CHECKING:
     from meshwise.executor.launch.run import Run

@@ -287,8 +287,8 @@ class Scenario:
             its own, so that nothing is lost however it ends.
         executor
             Evaluates several plans at once where the algorithm can propose them ahead:
-            ``meshwise.strategies.search.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result is the
-            same for any number of workers.
+            ``meshwise.strategies.search.fan_out.processes(4)``, or ``Client(...).get_executor()`` of Dask. The result
+            is the same for any number of workers.
         target
             As in `for_target`: search for the best plan that this trainer can express, or that the executor can run.
 
@@ -297,7 +297,9 @@ class Scenario:
         ValueError
             Where there is no such algorithm or target, or the journal is of another search.
         """
+        from meshwise.strategies.cost_model import SimulatedCost
         from meshwise.strategies.search.driver import search
+        from meshwise.strategies.search.fan_out import Evaluator
 
         scenario = self if target is None else self.for_target(target)
         start, settings = perf_counter(), self.search_settings
@@ -309,15 +311,15 @@ class Scenario:
         budget = settings.budget if budget is None else budget
         problem = scenario.problem
         with nullcontext() if resume is None else SearchJournal(resume, search_algorithm, problem, space) as journal:
+            evaluator = Evaluator(SimulatedCost(problem), executor, journal)
             return search(
                 search_algorithm,
                 problem,
                 space_with_starts,
+                costs=evaluator,
                 budget=budget,
                 seconds=seconds,
                 progress=progress,
-                executor=executor,
-                journal=journal,
             )
 
     def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:

@@ -19,7 +19,7 @@ import yaml
 
 from meshwise.scenarios.commands.main import application, run
 from meshwise.scenarios.files.library import find_root
-from meshwise.strategies.search import ALGORITHMS
+from meshwise.strategies.search.algorithms import ALGORITHMS
 
 from .pages import LANGUAGES, PAGES, ROOT, SHELL, Block, anchors, blocks, links, marks
 

@@ -124,7 +124,7 @@ def test_the_core_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import meshwise, meshwise.scenarios, meshwise.simulator.engine, meshwise.strategies.lowering\n"
-        "import meshwise.strategies.cost_model, meshwise.strategies.search\n"
+        "import meshwise.strategies.cost_model, meshwise.strategies.search.driver\n"
         "import meshwise.reports.pictures.timeline, meshwise.reports.traces.chrome\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

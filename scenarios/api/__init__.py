@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from meshwise.strategies.plan.problem import Training as Training
     from meshwise.strategies.schedules.schedule import SCHEDULES as SCHEDULES
     from meshwise.strategies.schedules.schedule import Schedule as Schedule
-    from meshwise.strategies.search import ALGORITHMS as ALGORITHMS
-    from meshwise.strategies.search import SearchResult as SearchResult
-    from meshwise.strategies.search import Space as Space
-    from meshwise.strategies.search import search as search
+    from meshwise.strategies.search.algorithms import ALGORITHMS as ALGORITHMS
+    from meshwise.strategies.search.driver import SearchResult as SearchResult
+    from meshwise.strategies.search.driver import search as search
+    from meshwise.strategies.search.space import Space as Space
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ALGORITHMS": "strategies.search",
+    "ALGORITHMS": "strategies.search.algorithms",
     "SCHEDULES": "strategies.schedules.schedule",
     "Accelerator": "simulator.machine.accelerator",
     "Cluster": "simulator.machine.cluster",
@@ -65,9 +65,9 @@ _HOMES = {
     "Scenario": "scenarios.scenario",
     "ScenarioError": "scenarios.files.errors",
     "Schedule": "strategies.schedules.schedule",
-    "SearchResult": "strategies.search",
+    "SearchResult": "strategies.search.driver",
     "Simulation": "scenarios.simulation",
-    "Space": "strategies.search",
+    "Space": "strategies.search.space",
     "Timeline": "simulator.timeline",
     "Training": "strategies.plan.problem",
     "Transformer": "simulator.models.transformer",
@@ -78,7 +78,7 @@ _HOMES = {
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
     "lower": "strategies.lowering",
-    "search": "strategies.search",
+    "search": "strategies.search.driver",
     "simulate": "simulator.engine",
 }
 

@@ -23,7 +23,7 @@ from meshwise.simulator.catalog import (
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size
 from meshwise.strategies.schedules.schedule import SCHEDULES
-from meshwise.strategies.search import ALGORITHMS
+from meshwise.strategies.search.algorithms import ALGORITHMS
 
 
 class Listing(StrEnum):

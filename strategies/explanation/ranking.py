@@ -27,9 +27,9 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.descent import known_layouts
 from meshwise.strategies.search.driver import OutOfTime, search
 from meshwise.strategies.search.space import EVERYTHING, Space, count_layouts, groups, list_by_habit, neighbours
+from meshwise.strategies.search.starts import known_layouts
 
 SeenCallback = Callable[[int], None]
 """Called now and then with the number of layouts looked at so far."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from meshwise.strategies.plan.layout import MESH_DEGREES, Layout, step_decisions
 from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, normalise_microbatch
 from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
-from meshwise.strategies.plan.partition import partition_layers
+from meshwise.strategies.plan.partition import count_stage_layers, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import count_chunks, violations
@@ -78,13 +78,11 @@ def recover_layout(problem: Problem, plan: Plan) -> Layout:
         Where the stages do not have every block of the graph once.
     """
     names = [name for name, _ in problem.graph.occurrences]
-    layers = {name for name, block in problem.graph.occurrences if block.layer} or set(names[:1])
     counts = Counter(name for stage in plan.stages for name in stage.blocks)
     if counts != Counter(names):
         wrong_name = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
         raise ValueError(f"stages: hold every block of the model once, met {wrong_name} {counts[wrong_name]} times")
-    stages = tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages)
-    return replace(layout_without_stages(plan), stages=stages)
+    return replace(layout_without_stages(plan), stages=count_stage_layers(problem.graph, plan.stages))
 
 
 def layout_without_stages(plan: Plan) -> Layout:

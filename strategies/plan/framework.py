@@ -18,7 +18,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Conventions of one framework.
+    """Conventions of one framework; without a value a flag is off and a size 0.
 
     Parameters
     ----------
@@ -99,34 +99,34 @@ class Framework:
     """
 
     name: str
-    logits_in_precision: bool
     loss_copies: tuple[int, int] | None
-    keeps_gathered: bool
-    fused_gradients: bool
-    whole_table: bool
-    dummy_gradients: bool
-    gather_buffer: bool
-    workspace: int
-    grouped_workspace: int
-    other_workspace: int
     routed_copies: int
-    keeps_results: bool
-    keeps_gates: bool
-    routing_bytes: int
-    buffers_every_microbatch: bool
-    late_biases: bool
-    flattens_gradients: bool
-    drops_gradients: bool
-    keeps_graph: bool
-    adds_gradients: bool
-    hides_input_gradients: bool
-    waits_for_exchanges: bool
-    recomputes_unread: bool
-    keeps_remainders: bool
-    keeps_shards: bool
-    quantised_parameters: bool
-    waits_for_passes: bool
-    waits_for_collectives: bool
+    logits_in_precision: bool = False
+    keeps_gathered: bool = False
+    fused_gradients: bool = False
+    whole_table: bool = False
+    dummy_gradients: bool = False
+    gather_buffer: bool = False
+    workspace: int = 0
+    grouped_workspace: int = 0
+    other_workspace: int = 0
+    keeps_results: bool = False
+    keeps_gates: bool = False
+    routing_bytes: int = 0
+    buffers_every_microbatch: bool = False
+    late_biases: bool = False
+    flattens_gradients: bool = False
+    drops_gradients: bool = False
+    keeps_graph: bool = False
+    adds_gradients: bool = False
+    hides_input_gradients: bool = False
+    waits_for_exchanges: bool = False
+    recomputes_unread: bool = False
+    keeps_remainders: bool = False
+    keeps_shards: bool = False
+    quantised_parameters: bool = False
+    waits_for_passes: bool = False
+    waits_for_collectives: bool = False
     composes_norms: bool = False
     shares_weights: bool = False
 
@@ -139,7 +139,6 @@ MEGATRON = Framework(
     loss_copies=None,  # TE pytorch/cross_entropy.py writes the gradient over the logits
     keeps_gathered=False,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     fused_gradients=True,  # --gradient-accumulation-fusion, the default
-    whole_table=False,
     dummy_gradients=True,  # TE module/base.py, get_dummy_wgrad
     gather_buffer=True,  # layers.py, get_global_memory_buffer().get_tensor(..., "mpu")
     workspace=32 * MIB,  # TE module/base.py, get_cublas_workspace_size_bytes
@@ -149,20 +148,11 @@ MEGATRON = Framework(
     keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
     keeps_gates=False,  # core/fusions/fused_bias_swiglu.py
     routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
-    buffers_every_microbatch=False,
     late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
-    flattens_gradients=False,
     drops_gradients=False,  # param_and_grad_buffer.py
-    keeps_graph=False,
-    adds_gradients=False,
     hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
-    keeps_remainders=False,
-    keeps_shards=False,
-    quantised_parameters=False,
-    waits_for_passes=False,
-    waits_for_collectives=False,
 )
 
 MEGATRON_DEEPSPEED = replace(
@@ -193,20 +183,12 @@ MEGATRON_2021 = replace(
 
 TORCH = Framework(
     name="torch",
-    logits_in_precision=False,
     loss_copies=(1, 2),  # log-probabilities; loss.py keeps the probabilities too
     keeps_gathered=True,
-    fused_gradients=False,
     whole_table=True,  # the embedding of a cut table is masked, and its backward makes every row
-    dummy_gradients=False,
-    gather_buffer=False,
-    workspace=0,
-    grouped_workspace=0,
-    other_workspace=0,
     routed_copies=1,
     keeps_results=True,
     keeps_gates=True,  # torch/nn/functional.py: silu keeps its input, and a product both of its own
-    routing_bytes=0,
     buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
     late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
     flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
@@ -216,11 +198,7 @@ TORCH = Framework(
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
-    keeps_remainders=False,
     keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
-    quantised_parameters=False,
-    waits_for_passes=False,
-    waits_for_collectives=False,
 )
 
 UNKNOWN = replace(

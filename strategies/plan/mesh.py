@@ -17,6 +17,7 @@ with every stage of ZeRO, by measured speeds).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt, prod
 from typing import NamedTuple
 
@@ -212,11 +213,12 @@ def nearest_divisor(number: int, value: int) -> int:
     return min(divisors(number), key=lambda divisor: (abs(divisor - value), divisor))
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of ``number`` in rising order.
 
     >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
+    (1, 2, 3, 4, 6, 12)
     """
     small_divisors = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small_divisors, *(number // divisor for divisor in small_divisors)})
+    return tuple(sorted({*small_divisors, *(number // divisor for divisor in small_divisors)}))

@@ -169,7 +169,7 @@ def offloading(document: Any) -> Offloading:
         repeated_name = next((name for name in document if document.count(name) > 1), None)
         if repeated_name is not None:
             raise ValueError(f"names each of {', '.join(OFFLOADS)} once, met {repeated_name} twice")
-        return _build_offloading(dict.fromkeys(document, WHOLE_FRACTION))
+        return _parse_mapping(dict.fromkeys(document, 1.0))
     raise ValueError(
         f"is a list of names, any of {', '.join(OFFLOADS)}, or a mapping from names to fractions, "
         f"met {Repr().repr(document)}"
@@ -188,13 +188,7 @@ def _parse_mapping(document: Mapping[str, Any]) -> Offloading:
     step = StepPlace.HOST
     if isinstance(values.get("optimizer"), Mapping):
         values["optimizer"], step = _parse_optimizer(values["optimizer"])
-    return _build_offloading({name: _parse_fractions(name, value) for name, value in values.items()}, step)
-
-
-def _build_offloading(fractions: Mapping[str, tuple[float, ...]], step: StepPlace = StepPlace.HOST) -> Offloading:
-    return Offloading(
-        fractions.get("optimizer", ()), fractions.get("parameters", ()), fractions.get("activations", ()), step
-    )
+    return Offloading(**{name: _parse_fractions(name, value) for name, value in values.items()}, step=step)
 
 
 def _parse_optimizer(document: Mapping[str, Any]) -> tuple[Any, StepPlace]:

@@ -1,5 +1,6 @@
 """Division of the layers of a network into pipeline stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -129,6 +130,12 @@ def share_ends(layers: int, stages: int) -> tuple[int, ...]:
     counts = [base_count + (extra_start <= stage < extra_start + num_extra) for stage in range(stages)]
     counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
     return tuple(counts)
+
+
+def count_stage_layers(graph: OperatorGraph, stages: Sequence[Stage]) -> tuple[int, ...]:
+    """Return the number of layers of every stage; the first block of a graph without layers counts as one."""
+    layers = {name for name, block in graph.occurrences if block.layer} or {graph.occurrences[0][0]}
+    return tuple(sum(name in layers for name in stage.blocks) for stage in stages)
 
 
 def num_layers(graph: OperatorGraph) -> int:

@@ -145,7 +145,7 @@ def _zero_violations(layout: Layout) -> Iterator[Violation]:
 
 
 def _tensor_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    sizes = _find_dim_sizes(graph, TENSOR_DIMS)
+    sizes = find_dim_sizes(graph, TENSOR_DIMS)
     for dim, size in sizes.items():
         if size % layout.tensor:
             yield Violation(
@@ -224,7 +224,7 @@ def _grid_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation
 
 
 @lru_cache(maxsize=64)
-def _find_dim_sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
+def find_dim_sizes(graph: OperatorGraph, dims: tuple[str, ...]) -> Mapping[str, int]:
     """Return the sizes of some dims over all operators; the greatest common divisor where a dim has several sizes."""
     sizes: dict[str, int] = {}
     for block in graph.blocks:
@@ -243,7 +243,7 @@ def _context_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violat
         yield Violation(
             "context", f"context divides sequence({graph.sequence}), met {layout.context}; nearest: {nearest}"
         )
-    heads = _find_dim_sizes(graph, ("heads",)).get("heads", 1)
+    heads = find_dim_sizes(graph, ("heads",)).get("heads", 1)
     if layout.attention is Attention.ULYSSES and heads % (layout.tensor * layout.context):
         yield Violation(
             "context",
@@ -261,7 +261,7 @@ def _context_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violat
 def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
     if layout.expert == 1:
         return
-    experts = _find_dim_sizes(graph, (EXPERTS,)).get(EXPERTS)
+    experts = find_dim_sizes(graph, (EXPERTS,)).get(EXPERTS)
     if experts is None:
         yield Violation("expert", f"the model has no experts, met expert {layout.expert}; nearest: 1")
     elif experts % layout.expert:

@@ -90,9 +90,8 @@ class OperatorSharding:
     def find_gradient_spec(self, tensor: Tensor) -> ShardingSpec:
         """Return the layout in which the backward pass leaves the gradient of the input ``tensor``."""
         input_spec = self.find_input_spec(tensor)
-        input_axes = {axis for _, axes in input_spec.cuts for axis in axes}
         partial = tuple(axis for dim, axes in self.cuts if dim not in tensor.dims for axis in axes)
-        return ShardingSpec(input_spec.cuts, tuple(axis for axis in partial if axis not in input_axes))
+        return ShardingSpec(input_spec.cuts, tuple(axis for axis in partial if axis not in input_spec.cut_axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ def _find_free_cuts(
     """Return the free cuts needed before ``axis`` can cut ``dim``; ``None`` where it cannot do so yet."""
     current_axes, target_axes = layout.axes(dim), target.axes(dim)
     missing_axes = target_axes[len(current_axes) : target_axes.index(axis)]
-    cut_axes = {*layout.partial, *(other_axis for _, dim_axes in layout.cuts for other_axis in dim_axes)}
+    cut_axes = layout.cut_axes.union(layout.partial)
     if current_axes != target_axes[: len(current_axes)] or not cut_axes.isdisjoint(missing_axes):
         return None
     return tuple((dim, other_axis) for other_axis in missing_axes)

@@ -32,11 +32,9 @@ class Acceptor(Protocol):
 
     def list_rules(self, problem: Problem) -> Sequence[Rule]:
         """Return the rules for the layouts of a problem."""
-        ...
 
     def list_refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
         """Return every reason against a plan; empty where it is accepted. The plan need not come from a layout."""
-        ...
 
 
 class _UndecidedField(Exception):

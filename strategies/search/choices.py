@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil, isqrt, prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,7 +36,7 @@ from meshwise.strategies.plan.layout import (
     StepDecisions,
     names_at,
 )
-from meshwise.strategies.plan.mesh import AXES, PIPELINE, REPLICA
+from meshwise.strategies.plan.mesh import AXES, PIPELINE, REPLICA, divisors
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading, count_fraction
 from meshwise.strategies.plan.parallelism import EXPERTS, Attention
 from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers, share_ends
@@ -159,8 +159,9 @@ _FAMILY_NAMES = names_at(Level.DEGREE, Level.FAMILY)
 _DIVISOR_DEGREES = ("data", "tensor", "pipeline")
 """The degrees that may be any divisor of the number of devices."""
 
-_RULED_DEGREES = (*_DIVISOR_DEGREES, "tensor_rows")
-"""The degrees that `Choices` lists by rules of their own."""
+_LEADING_DEGREES = ("tensor", "tensor_rows", "pipeline")
+_MODEL_DEGREES = (*_LEADING_DEGREES, *(name for name in RANK_DEGREES if name not in ("data", *_LEADING_DEGREES)))
+"""The degrees besides ``data``, in the order in which families are listed."""
 
 
 class ScheduleChoice(NamedTuple):
@@ -227,14 +228,12 @@ class Choices:
 
     def contains(self, layout: Layout) -> bool:
         """Return whether a layout is in the space."""
-        family = find_family(layout)
-        if not self.has_family(family):
+        # a space has one recompute choice for all stages
+        if isinstance(layout.recompute, PerStage) or not self.has_family(find_family(layout)):
             return False
         if not self.has_group(layout):
             return False
         group = self.find_group(layout)
-        if isinstance(layout.recompute, PerStage):
-            return False  # a space has one recompute choice for all stages
         pass_choice, state_choice = select_passes(layout), select_states(layout)
         if pass_choice not in group.passes or state_choice not in group.states:
             return False
@@ -322,43 +321,35 @@ class Choices:
     def _list_degrees(self) -> Iterator[Layout]:
         """Yield the families without their microbatch, which is the least that a grid's rows divide."""
         for devices in self.devices:
-            for degrees in self._list_model_degrees(devices):
+            for degrees in self._divide_ranks(devices, {}):
                 data = devices // prod(degrees.values())
-                if _allows_value(self.space.data, data) and self.batch % data == 0:
+                if allows_value(self.space.data, data) and self.batch % data == 0:
                     yield from self._list_family_variants(
                         Layout(**degrees, data=data, placement=self.find_placement(devices))
                     )
 
-    def _list_model_degrees(self, devices: int) -> Iterator[dict[str, Any]]:
-        """Yield the degrees besides ``data`` whose product divides ``devices``, by rising tensor and pipeline."""
-        for tensor, rows in product(_divisors(devices), _list_limit(self.space.tensor_rows, (1,))):
-            if (
-                devices % (tensor * rows)
-                or not _allows_value(self.space.tensor, tensor)
-                or not self._is_legal_tensor(tensor, rows)
-            ):
-                continue
-            for pipeline in _divisors(devices // (tensor * rows)):
-                if pipeline > self.num_layers or not _allows_value(self.space.pipeline, pipeline):
-                    continue
-                other_ranks = devices // (tensor * rows * pipeline)
-                for other_degrees in self._divide_ranks(
-                    other_ranks, [name for name in RANK_DEGREES if name not in _RULED_DEGREES]
-                ):
-                    yield {"tensor": tensor, "tensor_rows": rows, "pipeline": pipeline} | other_degrees
-
-    def _divide_ranks(self, ranks: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the values of the named degrees whose product divides ``ranks``."""
-        if not names:
-            yield {}
+    def _divide_ranks(self, ranks: int, degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield ``degrees`` with values of the other model degrees whose product divides ``ranks``."""
+        name = next((name for name in _MODEL_DEGREES if name not in degrees), None)
+        if name is None:
+            yield degrees
             return
-        name, *other_names = names
-        legal_values = self._list_contexts(ranks) if name == "context" else _list_limit(getattr(self.space, name), (1,))
-        for value in legal_values:
+        for value in self._list_degree_values(name, ranks, degrees):
             if ranks % value == 0:
-                yield from (
-                    {name: value} | other_degrees for other_degrees in self._divide_ranks(ranks // value, other_names)
-                )
+                yield from self._divide_ranks(ranks // value, degrees | {name: value})
+
+    def _list_degree_values(self, name: str, ranks: int, degrees: Mapping[str, int]) -> Iterable[int]:
+        """Return the values of a degree beside ``degrees``, in rising order."""
+        limit = getattr(self.space, name)
+        if name == "context":
+            return self._list_contexts(ranks)
+        if name in _DIVISOR_DEGREES:
+            max_value = self.num_layers if name == "pipeline" else ranks
+            return (value for value in divisors(ranks) if value <= max_value and allows_value(limit, value))
+        values = tuple(sorted(set((1,) if limit is None else limit)))
+        if name != "tensor_rows":
+            return values
+        return (rows for rows in values if ranks % rows == 0 and self._is_legal_tensor(degrees["tensor"], rows))
 
     def _list_family_variants(self, base: Layout) -> Iterator[Layout]:
         """Yield the layouts of the same degrees that differ in the other fields of a family."""
@@ -417,14 +408,14 @@ class Choices:
         if self.space.context is None and self.space.core:
             return (1,)
         limit = self.space.context or range(1, max(self.graph.sequence // MIN_CONTEXT_TOKENS, 1) + 1)
-        return [context for context in _divisors(ranks) if context in limit and self.graph.sequence % context == 0]
+        return [context for context in divisors(ranks) if context in limit and self.graph.sequence % context == 0]
 
     def _list_attentions(self) -> tuple[Attention, ...]:
         return self.list_values("attention")
 
     def _list_experts(self, data: int) -> Sequence[int]:
-        candidates = _divisors(data) if self._has_experts else (1,)
-        return [expert for expert in candidates if _allows_value(self.space.expert, expert)]
+        candidates = divisors(data) if self._has_experts else (1,)
+        return [expert for expert in candidates if allows_value(self.space.expert, expert)]
 
     def _list_shards(self, layout: Layout) -> Sequence[int]:
         """Return over how many data ranks states may be shared; 0 for all.
@@ -455,7 +446,7 @@ class Choices:
         rank_batch, remainder = divmod(self.batch, data)
         if remainder:
             return ()
-        sizes = (size for size in _divisors(rank_batch) if size % rows == 0)
+        sizes = (size for size in divisors(rank_batch) if size % rows == 0)
         if self.space.microbatch is not None:
             return tuple(size for size in sizes if size in self.space.microbatch)
         max_size = (
@@ -478,7 +469,7 @@ class Choices:
             rules = [SCHEDULES[name] for name in dict.fromkeys(ordered_names)]
             flat_pairs = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED_SCHEDULES]
             looped_pairs = product(rules, self._list_chunks(pipeline) if pipeline > 1 else ())
-            pairs = [*(pair for pair in flat_pairs if _allows_value(self.space.chunks, 1)), *looped_pairs]
+            pairs = [*(pair for pair in flat_pairs if allows_value(self.space.chunks, 1)), *looped_pairs]
             legal_pairs = [pair for pair in pairs if self._is_legal_schedule(*pair, pipeline, num_microbatches)]
             self._schedules[key] = tuple(
                 ScheduleChoice(rule.name, chunks, stages)
@@ -502,7 +493,7 @@ class Choices:
             return tuple(count for count in sorted(set(self.space.chunks)) if 2 <= count <= max_chunks)
         if self.space.core and self.num_layers % pipeline:
             return ()
-        return tuple(count for count in _divisors(ceil(self.num_layers / pipeline))[1:] if count <= max_chunks)
+        return tuple(count for count in divisors(ceil(self.num_layers / pipeline))[1:] if count <= max_chunks)
 
     def _find_stage_key(self, family: Layout) -> object:
         """Return what divisions depend on besides the number of stages: on a mixed cluster, the speed of positions."""
@@ -704,17 +695,6 @@ def list_offloadings() -> tuple[Offloading, ...]:
     return (NO_OFFLOADING, *(Offloading(optimizer=(fraction,)) for fraction in OFFLOAD_FRACTIONS))
 
 
-def _allows_value(limit: Iterable[T] | None, value: T) -> bool:
+def allows_value(limit: Iterable[T] | None, value: T) -> bool:
+    """Return whether a limit, ``None`` for none, has a value."""
     return limit is None or value in limit
-
-
-def _list_limit(limit: Iterable[T] | None, default: Iterable[T]) -> tuple[T, ...]:
-    """Return the distinct values of a limit in rising order."""
-    return tuple(sorted(set(default if limit is None else limit)))  # type: ignore[type-var]
-
-
-@lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    small_divisors = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    large_divisors = [number // divisor for divisor in reversed(small_divisors) if divisor * divisor != number]
-    return tuple(small_divisors + large_divisors)

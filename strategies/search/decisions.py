@@ -6,7 +6,7 @@ Fields in which the open layouts agree need no decision, so no branch leads to a
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -31,12 +31,9 @@ ORDERED_FIELDS = (
 """Fields decided after the degrees, in this order, the fields of a row together; then every other field by itself."""
 
 
-def _list_levels() -> tuple[tuple[str, ...], ...]:
-    placed_names = {name for names in (_DEGREES, *ORDERED_FIELDS) for name in names}
-    return ORDERED_FIELDS + tuple((name,) for name in DECISIONS if name not in placed_names)
+_PLACED_FIELDS = {name for names in (_DEGREES, *ORDERED_FIELDS) for name in names}
 
-
-TREE_LEVELS = _list_levels()
+TREE_LEVELS = (*ORDERED_FIELDS, *((name,) for name in DECISIONS if name not in _PLACED_FIELDS))
 
 
 @dataclass(eq=False, slots=True)
@@ -155,11 +152,7 @@ def _read_values(layout: Layout, names: tuple[str, ...]) -> tuple[object, ...]:
 
 def _find_family(layout: Layout) -> Layout:
     """Return the family of a layout in the tree: its degrees and microbatch, and defaults for the rest."""
-    shared = {name: getattr(layout, name) for name in (*_DEGREES, "microbatch")}
-    return replace(_DEFAULT_LAYOUT, **shared)
-
-
-_DEFAULT_LAYOUT = Layout()
+    return Layout(**{name: getattr(layout, name) for name in (*_DEGREES, "microbatch")})
 
 
 class Outlook(NamedTuple):

@@ -1,11 +1,11 @@
-"""The beginning of a search: plans that people know, and the descent from the best of them.
+"""The beginning of a search: the best of the plans that people know, and the descent from it.
 
 A good plan at the start lets bounds drop most of a space at once, and is an answer when time is short. `GroupMembers`
 lists the members of a group by their bounds.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
@@ -21,12 +21,11 @@ from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.rule import list_no_pairs
 from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.space import Space, find_choices, groups_near
-from meshwise.strategies.search.starts import engineer_layouts
+from meshwise.strategies.search.space import Space, groups_near
+from meshwise.strategies.search.starts import count_passes, known_groups, known_layouts, sort_known_plans
 
 
 class GroupMembers:
@@ -62,73 +61,27 @@ def memory_depends_on_timing(layout: Layout) -> bool:
     return find_rule(layout.schedule).pairs is not list_no_pairs or layout.offload.moves_in_passes
 
 
-KnownProposals = Generator[Plan, Evaluation, tuple[float, Layout | None]]
-"""Yields plans; returns the least step time in seconds, infinite where no plan fitted, and its layout."""
+@dataclass(slots=True)
+class Incumbent:
+    """The fastest evaluated plan of a search: its step time in seconds, infinite without one, and its layout."""
+
+    time: float = inf
+    layout: Layout | None = None
+
+    def evaluate(self, problem: Problem, layout: Layout) -> Generator[Plan, Evaluation, None]:
+        """Yield the plan of a layout, which becomes the incumbent where it is faster."""
+        step_time = (yield complete(problem, layout)).step_time
+        if step_time < self.time:
+            self.time, self.layout = step_time, layout
 
 
-def known_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
-    """Return the known plans of a search: recipes, and the layouts that an engineer tries first.
-
-    Layouts that break a rule of the problem or a limit of the space are left out, as are layouts that the space does
-    not accept and schedules without a flush, which train on older weights.
-    """
-    layouts = _list_stated_layouts(problem, space)
-    legal_layouts = (
-        candidate
-        for candidate in layouts
-        if space.allows(candidate) and next(violations(problem, candidate), None) is None
-    )
-    return tuple(layout for layout in legal_layouts if _is_accepted(problem, space, layout))
-
-
-def _list_stated_layouts(problem: Problem, space: Space) -> tuple[Layout, ...]:
-    """Return the known plans, written as the space writes them, whether the space has them or not."""
-    typed_layouts = (layout for _, layout in engineer_layouts(problem))
-    stated_layouts = (
-        layout for layout in (*space.starts, *typed_layouts) if not find_rule(layout.schedule).is_asynchronous
-    )
-    choices = find_choices(problem, space)
-    return tuple(dict.fromkeys(choices.express_layout(_fill_unused(space, layout)) for layout in stated_layouts))
-
-
-def known_groups(problem: Problem, space: Space) -> tuple[Group, ...]:
-    """Return the groups of known plans, also where the plan itself is no member because of its states or recomputation.
-
-    People who know the degrees and the schedule of a good plan seldom know what it must recompute to fit.
-    """
-    choices = find_choices(problem, space)
-    groups = (
-        choices.filter_group(choices.find_group(layout))
-        for layout in _list_stated_layouts(problem, space)
-        if choices.has_family(find_family(layout)) and choices.has_group(layout)
-    )
-    return tuple({group.layout: group for group in groups if group.num_members}.values())
-
-
-def _is_accepted(problem: Problem, space: Space, layout: Layout) -> bool:
-    return space.accepts is None or not space.accepts.list_refusals(problem, complete(problem, layout))
-
-
-def _fill_unused(space: Space, layout: Layout) -> Layout:
-    """Return the layout with unused fields, such as the schedule of a single stage, set to values the space allows."""
-    ignores_field = {"attention": layout.context == 1, "schedule": layout.pipeline == 1}
-    limits = ((name, getattr(space, name)) for name, is_ignored in ignores_field.items() if is_ignored)
-    new_values = {name: limit[0] for name, limit in limits if limit is not None and getattr(layout, name) not in limit}
-    return replace(layout, **new_values) if new_values else layout
-
-
-def sort_known_plans(problem: Problem, space: Space) -> list[tuple[Plan, Layout]]:
-    """Return the known plans with their layouts, by rising number of passes: the soonest simulated first."""
-    plans = [(complete(problem, layout), layout) for layout in known_layouts(problem, space)]
-    return sorted(plans, key=lambda row: count_passes(problem, row[1]))
-
-
-def propose_first_known(problem: Problem, space: Space, costs: CostModel) -> KnownProposals:
+def propose_first_known(
+    problem: Problem, space: Space, costs: CostModel, incumbent: Incumbent
+) -> Generator[Plan, Evaluation, None]:
     """Yield the known plan that fits and is simulated soonest, so that even a short search has a result."""
-    for plan, layout in sort_known_plans(problem, space):
-        if costs.fits(plan):
-            return (yield plan).step_time, layout
-    return inf, None
+    layout = next((layout for plan, layout in sort_known_plans(problem, space) if costs.fits(plan)), None)
+    if layout is not None:
+        yield from incumbent.evaluate(problem, layout)
 
 
 RisingBounds = Iterator[tuple[float, Layout | None]]
@@ -136,15 +89,14 @@ RisingBounds = Iterator[tuple[float, Layout | None]]
 
 
 def propose_best_known(
-    problem: Problem, rising_bounds: RisingBounds, best_time: float, layout: Layout | None
-) -> KnownProposals:
-    """Yield the known plans that may be faster than ``best_time`` seconds, the step time of ``layout``."""
+    problem: Problem, rising_bounds: RisingBounds, incumbent: Incumbent
+) -> Generator[Plan, Evaluation, None]:
+    """Yield the known plans that may be faster than the incumbent."""
     for bound, candidate in rising_bounds:
-        if bound >= best_time:
+        if bound >= incumbent.time:
             break
-        if candidate is not None and (step_time := (yield complete(problem, candidate)).step_time) < best_time:
-            best_time, layout = step_time, candidate
-    return best_time, layout
+        if candidate is not None:
+            yield from incumbent.evaluate(problem, candidate)
 
 
 def find_shortest_known(rising_bounds: RisingBounds, limit: float) -> tuple[float, Layout] | None:
@@ -216,12 +168,6 @@ def is_simulated_soon(problem: Problem, layout: Layout) -> bool:
     return count_passes(problem, layout) <= SOON
 
 
-def count_passes(problem: Problem, layout: Layout) -> int:
-    """Return the number of passes of all stages in a step, to which the time of a simulation is in proportion."""
-    plan = complete(problem, layout)
-    return plan.num_microbatches * len(plan.stages)
-
-
 FIRST_PATIENCE = 4
 """Longest paths after which a descent evaluates a plan that takes long to simulate; doubled after every evaluation."""
 
@@ -233,14 +179,9 @@ MAX_MEMBERS = 64
 
 
 def descend(
-    problem: Problem,
-    space: Space,
-    costs: CostModel,
-    best_time: float,
-    best_layout: Layout | None,
-    start_layout: Layout | None = None,
-) -> KnownProposals:
-    """Yield faster and faster plans, each found near the one before; ``best_layout`` takes ``best_time`` seconds.
+    problem: Problem, space: Space, costs: CostModel, incumbent: Incumbent, start_layout: Layout | None = None
+) -> Generator[Plan, Evaluation, None]:
+    """Yield faster and faster plans, each found near the one before.
 
     The neighbourhood of a plan is first its group, which is cheapest to look at, then its family, then other families
     (`groups_near`). Its members are looked at by rising bound until one has a shorter longest path; the descent moves
@@ -252,14 +193,13 @@ def descend(
     Parameters
     ----------
     start_layout
-        A layout to begin at that has not been evaluated; by default the descent begins at ``best_layout``.
+        A layout to begin at that has not been evaluated; by default the descent begins at the incumbent.
     """
-    layout = best_layout if start_layout is None else start_layout
+    layout = incumbent.layout if start_layout is None else start_layout
     assert layout is not None
     path = costs.longest_paths([complete(problem, layout)])[0]
-    descent = _Descent(
-        problem, costs, best_time, best_layout, layout, path, path if start_layout is None else inf, (path, layout)
-    )
+    evaluated_path = path if start_layout is None else inf
+    descent = _Descent(problem, costs, incumbent, layout, path, evaluated_path, (path, layout))
     has_moved = True
     while has_moved:
         has_moved = False
@@ -270,7 +210,6 @@ def descend(
                 has_moved = True
                 break
     yield from descent.evaluate()
-    return descent.best_time, descent.best_layout
 
 
 @dataclass(slots=True)
@@ -279,8 +218,6 @@ class _Descent:
 
     Parameters
     ----------
-    best_time, best_layout
-        The fastest evaluated plan: its step time in seconds, and its layout.
     layout, path
         The plan where the descent is, and its longest path in seconds.
     evaluated_path
@@ -295,8 +232,7 @@ class _Descent:
 
     problem: Problem
     costs: CostModel
-    best_time: float
-    best_layout: Layout | None
+    incumbent: Incumbent
     layout: Layout
     path: float
     evaluated_path: float
@@ -307,7 +243,7 @@ class _Descent:
     @property
     def is_open(self) -> bool:
         """Whether the current plan has not been evaluated and may be the best."""
-        return self.path < min(self.evaluated_path, self.best_time)
+        return self.path < min(self.evaluated_path, self.incumbent.time)
 
     def evaluate(self) -> Generator[Plan, Evaluation, None]:
         """Yield the current plan, unless it has been evaluated or cannot be the best."""
@@ -321,16 +257,14 @@ class _Descent:
         """
         path, layout = self.quick_plan
         self.quick_plan, self.patience = (self.path, self.layout), 2 * self.patience
-        if path < min(self.evaluated_path, self.best_time):
+        if path < min(self.evaluated_path, self.incumbent.time):
             yield from self._evaluate(path, layout)
         else:
             yield from self.evaluate()
 
     def _evaluate(self, path: float, layout: Layout) -> Generator[Plan, Evaluation, None]:
         self.evaluated_path, self.num_paths = path, 0
-        step_time = (yield complete(self.problem, layout)).step_time
-        if step_time < self.best_time:
-            self.best_time, self.best_layout = step_time, layout
+        yield from self.incumbent.evaluate(self.problem, layout)
 
     def move_to_shorter(self, groups: Mapping[Layout, Iterable[Group]]) -> Generator[Plan, Evaluation, bool]:
         """Move to the first member that fits and has a shorter longest path; return whether there is one.

@@ -9,9 +9,8 @@ may yield or return a `Proof` about all plans, or yield a `Certificate` of the p
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from math import inf
@@ -32,18 +31,19 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.descent import known_layouts, sort_known_plans
-from meshwise.strategies.search.fan_out import FanOut
-from meshwise.strategies.search.scope import Scope, scope_of
+from meshwise.strategies.search.fan_out import Evaluator
 from meshwise.strategies.search.space import (
     EVERYTHING,
+    Scope,
     Space,
     count_layouts,
     groups,
     keeps_limits,
     layouts,
     limit_space,
+    scope_of,
 )
+from meshwise.strategies.search.starts import known_layouts, sort_known_plans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,19 +133,6 @@ class SearchAlgorithm(Protocol):
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield plans to evaluate, and proofs; return the last proof, or ``None``."""
-        ...
-
-
-class Journal(Protocol):
-    """The trials of earlier runs of a search, to which the trials of this run are added."""
-
-    def find_trial(self, plan: Plan) -> Trial | None:
-        """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
-        ...
-
-    def keep_trial(self, trial: Trial) -> None:
-        """Store a trial of this run at once, so that it survives the end of the process."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +217,7 @@ class SearchResult:
         import pandas as pd
 
         rows = [
-            {
-                "plan": trial.plan.describe(),
-                "step_time": trial.evaluation.step_time,
-                "peak_memory": trial.evaluation.peak_memory,
-                "fits": trial.evaluation.fits,
-                "elapsed": trial.elapsed,
-            }
+            {"plan": trial.plan.describe(), **asdict(trial.evaluation), "elapsed": trial.elapsed}
             for trial in self.trials
         ]
         return pd.DataFrame(rows, columns=["plan", "step_time", "peak_memory", "fits", "elapsed"])
@@ -279,20 +260,19 @@ def search(
     problem: Problem,
     space: Space = EVERYTHING,
     *,
-    costs: CostModel | None = None,
+    costs: CostModel | Evaluator | None = None,
     budget: int | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = perf_counter,
-    executor: Executor | None = None,
-    journal: Journal | None = None,
 ) -> SearchResult:
     """Return the result of ``algorithm`` for ``problem`` in ``space``.
 
     Parameters
     ----------
     costs
-        The cost model; by default the simulator.
+        The cost model, by default the simulator; in an `Evaluator` with an executor, or with the journal of an
+        earlier run. The executor is not shut down.
     budget
         The number of evaluations at most; only different plans count.
     seconds
@@ -302,31 +282,24 @@ def search(
         Called after every evaluation, and about twice a second while no plan is evaluated.
     clock
         Returns the current time in seconds.
-    executor
-        Evaluates plans that an algorithm announces, in processes of this machine or of a cluster. Trials and history
-        do not depend on the number of workers, except for the seconds in them. The executor is not shut down.
-    journal
-        Answers plans that an earlier run of the same search has evaluated, and keeps the trials of this run. The
-        search goes on as if it had not been interrupted, and its clock goes on from that of the earlier run.
 
     Raises
     ------
     ValueError
-        Where ``budget`` is less than 1, ``seconds`` is not positive, or ``journal`` has another evaluation of the best
+        Where ``budget`` is less than 1, ``seconds`` is not positive, or a journal has another evaluation of the best
         plan than the cost model. That nothing fits is a result, not an error.
     """
     if budget is not None and budget < 1:
         raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
-    costs = SimulatedCost(problem) if costs is None else costs
+    evaluator = costs if isinstance(costs, Evaluator) else Evaluator(SimulatedCost(problem) if costs is None else costs)
     max_plans = getattr(algorithm, "most_plans", None)
     full_space, space = space, space if max_plans is None else limit_space(problem, space, max_plans)
-    fan_out = FanOut(costs, executor)
     # only these limits can be broken, by algorithms that choose stages and recomputation by themselves
     is_limited = (space.accepts, space.recompute, space.stages) != (None, None, None)
     is_accepted = partial(_is_accepted, problem, space) if is_limited else None
-    state = _SearchState(costs, fan_out, journal, budget, seconds, progress, clock, is_accepted)
+    state = _SearchState(evaluator, budget, seconds, progress, clock, is_accepted)
     nearest_trial = scope = None
     try:
         state.drive(algorithm.propose(problem, space, state))
@@ -337,13 +310,13 @@ def search(
             if nearest_trial is not None and state.end == OUT_OF_TIME and state.is_answer(nearest_trial):
                 state.record_trial(nearest_trial)
                 nearest_trial = None
-        if journal is not None and state.best is not None:
-            _confirm_best(state.best, journal, costs)
+        if state.best is not None:
+            evaluator.confirm_trial(state.best)
         scope = scope_of(problem, state.space or space) if state.latest_certificate is None else None
     except KeyboardInterrupt:
         state.end = INTERRUPTED
     finally:
-        fan_out.cancel()
+        evaluator.cancel()
     return SearchResult(
         algorithm=algorithm.name,
         best=state.best,
@@ -390,26 +363,12 @@ def _is_accepted(problem: Problem, space: Space, plan: Plan) -> bool:
     )
 
 
-def _confirm_best(best: Trial, journal: Journal, costs: CostModel) -> None:
-    """Raise ``ValueError`` where the cost model's evaluation of the best plan is not that of the journal."""
-    if journal.find_trial(best.plan) is None:
-        return
-    evaluation = costs.evaluate(best.plan)
-    if evaluation != best.evaluation:
-        raise ValueError(
-            f"the journal says of the best plan what its simulation says, {evaluation.step_time} s and "
-            f"{evaluation.peak_memory} bytes; met {best.evaluation.step_time} s and {best.evaluation.peak_memory} bytes"
-        )
-
-
 class _SearchState:
     """The state of one search, and the cost model that its algorithm sees, which counts plans and watches the time."""
 
     def __init__(
         self,
-        costs: CostModel,
-        fan_out: FanOut,
-        journal: Journal | None,
+        evaluator: Evaluator,
         budget: int | None,
         seconds: float | None,
         progress: Callable[[Progress], None] | None,
@@ -417,7 +376,7 @@ class _SearchState:
         is_accepted: Callable[[Plan], bool] | None,
     ) -> None:
         self.is_accepted = is_accepted
-        self.costs, self.fan_out, self.journal = costs, fan_out, journal
+        self.evaluator, self.costs = evaluator, evaluator.costs
         self.budget, self.seconds = budget, seconds
         self.progress, self.clock, self.start_time = progress, clock, clock()
         self.trials: list[Trial] = []
@@ -483,19 +442,16 @@ class _SearchState:
     def _is_late(self) -> bool:
         return self.seconds is not None and self.elapsed >= self.seconds
 
-    def _find_trial(self, plan: Plan) -> Trial | None:
-        return None if self.journal is None else self.journal.find_trial(plan)
-
     def _begin_evaluations(self, plans: Sequence[Plan]) -> None:
         """Let an executor evaluate plans that are not known, as many as the budget allows."""
-        new_plans = [plan for plan in plans if plan not in self.memo and self._find_trial(plan) is None]
-        num_free = None if self.budget is None else max(0, self.budget - len(self.trials) - self.fan_out.pending)
-        self.fan_out.begin(new_plans[:num_free])
+        new_plans = [plan for plan in plans if plan not in self.memo and self.evaluator.find_trial(plan) is None]
+        num_free = None if self.budget is None else max(0, self.budget - len(self.trials) - self.evaluator.pending)
+        self.evaluator.begin(new_plans[:num_free])
 
     def _is_spent(self, plan: Plan) -> bool:
         """Return whether the search ends before ``plan``: its time or budget is used, or plans only repeat."""
         # plans of an earlier run are answered even when time is up, so that a resumed search takes the same course
-        if self.trials and self._is_late and self._find_trial(plan) is None:
+        if self.trials and self._is_late and self.evaluator.find_trial(plan) is None:
             self.end = OUT_OF_TIME
             return True
         if plan in self.memo:
@@ -511,19 +467,18 @@ class _SearchState:
         """Return the evaluation of ``plan``, from the memo where it is known."""
         if plan not in self.memo:
             self.plan_hashes.add(hash(plan))
-            known_trial = self._find_trial(plan)
+            known_trial = self.evaluator.find_trial(plan)
             self.record_trial(self._simulate_plan(plan) if known_trial is None else self._recall_trial(known_trial))
         return self.memo[plan]
 
     def _simulate_plan(self, plan: Plan) -> Trial:
         if self.is_accepted is None or self.is_accepted(plan):
             with set_check(self._check_simulation):
-                evaluation = self.fan_out.evaluate(plan)
+                evaluation = self.evaluator.evaluate(plan)
         else:  # an algorithm that chooses the layers of stages may leave the space
             evaluation = Evaluation(inf, self.costs.peak_memory(plan), fits=False)
         trial = Trial(plan, evaluation, self.elapsed)
-        if self.journal is not None:
-            self.journal.keep_trial(trial)
+        self.evaluator.keep_trial(trial)
         return trial
 
     def _check_simulation(self) -> None:
@@ -574,43 +529,37 @@ class _SearchState:
         """Raise `OutOfTime` where the time of the search is over."""
         self._look_at()
 
+    # the questions of a `CostModel`, each of which looks at the time and counts the plans that it is about
+
     def peak_memory(self, plan: Plan) -> float:
-        """Return the peak memory of the fullest device, in bytes."""
         self._look_at(plan)
         return self.costs.peak_memory(plan)
 
     def fits(self, plan: Plan) -> bool:
-        """Return whether the plan fits in memory and is accepted."""
         self._look_at(plan)
         return self.costs.fits(plan) and (self.is_accepted is None or self.is_accepted(plan))
 
     def plan_bound(self, plan: Plan) -> float:
-        """Return a lower bound of the plan's step time, in seconds."""
         self._look_at(plan)
         return self.costs.plan_bound(plan)
 
     def family_bound(self, family: Layout) -> float:
-        """Return a lower bound of the step times of a family, in seconds."""
         self._look_at()
         return self.costs.family_bound(family)
 
     def busy_bound(self, family: Layout) -> float:
-        """Return a lower bound, in seconds, of the step times of a family's layouts that run one pass at a time."""
         self._look_at()
         return self.costs.busy_bound(family)
 
     def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return lower bounds of the step times of a group's members, in seconds."""
         self._look_at()
         return self.costs.group_bounds(group, limit)
 
     def resource_times(self, plan: Plan) -> dict[Resource, float]:
-        """Return the seconds that each resource takes of the plan's step."""
         self._look_at(plan)
         return self.costs.resource_times(plan)
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return the longest path of every plan, in seconds."""
         for plan in plans:
             self._look_at(plan)
         return self.costs.longest_paths(plans)

@@ -13,11 +13,11 @@ from multiprocessing.process import BaseProcess
 from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from threading import Thread, local
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from meshwise.simulator.deadline import check_deadline
 from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024
@@ -28,17 +28,35 @@ POLL_SECONDS = 0.2
 """Seconds between checks whether there is still time for an evaluation."""
 
 
-class FanOut:
-    """Plans under evaluation by an executor; without one, plans are evaluated when they are asked for.
+class Journal(Protocol):
+    """The trials of earlier runs of a search, to which the trials of this run are added."""
+
+    def find_trial(self, plan: Plan) -> Trial | None:
+        """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
+
+    def keep_trial(self, trial: Trial) -> None:
+        """Store a trial of this run at once, so that it survives the end of the process."""
+
+
+class Evaluator:
+    """What evaluates the plans of one search: a cost model, here or in an executor, and a journal.
+
+    Trials and history do not depend on the number of workers, except for the seconds in them.
 
     Parameters
     ----------
     costs
         The cost model; with an executor it must be picklable, for every worker gets a copy.
+    executor
+        Evaluates plans that an algorithm announces, in processes of this machine or of a cluster; without one, plans
+        are evaluated when they are asked for.
+    journal
+        Answers plans that an earlier run of the same search has evaluated, and keeps the trials of this run. The
+        search goes on as if it had not been interrupted, and its clock goes on from that of the earlier run.
     """
 
-    def __init__(self, costs: CostModel, executor: Executor | None) -> None:
-        self.costs, self.executor = costs, executor
+    def __init__(self, costs: CostModel, executor: Executor | None = None, journal: Journal | None = None) -> None:
+        self.costs, self.executor, self.journal = costs, executor, journal
         self._pickled_costs = b"" if executor is None else pickle.dumps(costs)
         self._futures: dict[Plan, Future[Evaluation]] = {}
 
@@ -66,6 +84,26 @@ class FanOut:
                 return future.result(POLL_SECONDS)
             except TimeoutError:
                 check_deadline()
+
+    def find_trial(self, plan: Plan) -> Trial | None:
+        """Return the trial of ``plan`` in an earlier run; ``None`` where it was not evaluated."""
+        return None if self.journal is None else self.journal.find_trial(plan)
+
+    def keep_trial(self, trial: Trial) -> None:
+        """Store a trial in the journal, if there is one."""
+        if self.journal is not None:
+            self.journal.keep_trial(trial)
+
+    def confirm_trial(self, trial: Trial) -> None:
+        """Raise ``ValueError`` where the cost model's evaluation of a plan is not that of the journal."""
+        if self.find_trial(trial.plan) is None:
+            return
+        evaluation, journal_entry = self.costs.evaluate(trial.plan), trial.evaluation
+        if evaluation != journal_entry:
+            raise ValueError(
+                f"the journal says of the best plan what its simulation says, {evaluation.step_time} s and "
+                f"{evaluation.peak_memory} bytes; met {journal_entry.step_time} s and {journal_entry.peak_memory} bytes"
+            )
 
     def cancel(self) -> None:
         """Cancel the evaluations that were begun and not asked for."""

@@ -1,6 +1,6 @@
 """The part that all searches for shardings of single operators have in common."""
 
-from collections.abc import Callable, Container, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -17,6 +17,7 @@ from meshwise.strategies.operators.operator_plan import list_data_variants, with
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS, divisors
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.search.choices import allows_value
 from meshwise.strategies.search.driver import Certificate, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
@@ -94,7 +95,8 @@ def _propose_fitting(
                 break
             limit = solution.memory  # the plan may take less
             continue
-        yield _build_certificate(solution, choices_text)
+        price = None if solution.price is None else solution.price / TICKS_PER_SECOND
+        yield Certificate(solution.gap if solution.bound else None, price, choices_text)
         chosen_plan = tied_table.build_plan(solution.choice)
         fits, needed_bytes = False, 0.0
         for plan in list_variants(table.problem, chosen_plan, space):
@@ -111,11 +113,6 @@ def _propose_fitting(
         # a byte less where the plan did not fit, so that the same choice is not made again
         limit = int(solution.memory * room / needed_bytes) - (not fits)
     return has_fit
-
-
-def _build_certificate(solution: Solution, choices_text: str) -> Certificate:
-    price = None if solution.price is None else solution.price / TICKS_PER_SECOND
-    return Certificate(solution.gap if solution.bound else None, price, choices_text)
 
 
 def _solve_tied(table: OperatorCosts, limit: int, solve: Solver) -> tuple[OperatorCosts, Solution | Shortfall]:
@@ -158,7 +155,7 @@ def list_variants(problem: Problem, chosen_plan: Plan, space: Space) -> Iterator
     """Yield a chosen plan and those near it, with data parallelism in the mesh, with whole and with shared states."""
     for plan in (with_data(problem, chosen_plan),) if space.pin else list_data_variants(problem, chosen_plan):
         for zero in dict.fromkeys((plan.zero, 1 if plan.data > 1 and not plan.zero else plan.zero)):
-            if _allows_value(space.zero, zero) and _allows_value(space.data, plan.data):
+            if allows_value(space.zero, zero) and allows_value(space.data, plan.data):
                 yield replace(plan, zero=zero)
 
 
@@ -169,18 +166,13 @@ def list_arrangements(problem: Problem, space: Space) -> Iterator[tuple[tuple[st
     the outer axis. A third axis outside both has ``tensor_depth`` ranks. There is one pipeline stage.
     """
     devices, node_devices = len(problem.cluster.free_devices), problem.cluster.first_node.devices
-    if not _allows_value(space.pipeline, 1):
+    if not allows_value(space.pipeline, 1):
         return
     depths = [depth for depth in sorted(set(space.tensor_depth or (1,))) if devices % depth == 0]
     for depth, inner in product(depths, reversed(divisors(devices))):
         outer, remainder = divmod(devices, depth * inner)
         is_local = inner == devices or (1 < inner <= node_devices and node_devices % inner == 0)
-        if (
-            is_local
-            and not remainder
-            and _allows_value(space.tensor, inner)
-            and _allows_value(space.tensor_rows, outer)
-        ):
+        if is_local and not remainder and allows_value(space.tensor, inner) and allows_value(space.tensor_rows, outer):
             degrees = (TENSOR_DEPTH, depth), (TENSOR_ROWS, outer), (TENSOR, inner)
             yield tuple((axis, ranks) for axis, ranks in degrees if ranks > 1 or axis == TENSOR)
 
@@ -196,9 +188,5 @@ def list_microbatches(problem: Problem, space: Space, degrees: tuple[tuple[str, 
         return
     for size in reversed(divisors(batch // num_parts)):
         count = batch // num_parts // size
-        if _allows_value(space.microbatch, size) and (space.microbatch or count & (count - 1) == 0):
+        if allows_value(space.microbatch, size) and (space.microbatch or count & (count - 1) == 0):
             yield size * num_parts
-
-
-def _allows_value(limit: Container[int] | None, value: int) -> bool:
-    return limit is None or value in limit

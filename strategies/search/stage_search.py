@@ -36,6 +36,13 @@ def is_dividable(layout: Layout) -> bool:
     return layout.schedule in WALKED_SCHEDULES and not layout.offload and isinstance(layout.microbatch, int)
 
 
+def list_flat_meshes(problem: Problem, space: Space) -> Iterator[tuple[Plan, Layout]]:
+    """Yield the meshes whose schedules have one chunk per rank and closed forms, with their plans."""
+    for layout in list_meshes(problem, space):
+        if layout.chunks == 1 and is_dividable(layout):
+            yield complete(problem, layout), layout
+
+
 def list_recompute_choices(space: Space) -> tuple[Recompute, ...]:
     """Return the ways in which a space allows a layer to be recomputed."""
     return tuple(

@@ -5,12 +5,12 @@ import pytest
 
 from meshwise import load
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import Space
+from meshwise.strategies.search.space import Space
 
 
 def test_search_returns_a_proven_plan_and_compare_all_algorithms() -> None:
     pytest.importorskip("torch", reason="one of all is reinforcement learning")
-    from meshwise.strategies.search import ALGORITHMS
+    from meshwise.strategies.search.algorithms import ALGORITHMS
 
     scenario = load("local/dp2")
     found = scenario.search("exhaustive")

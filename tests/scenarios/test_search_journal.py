@@ -16,7 +16,7 @@ from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.scenario import Scenario
-from meshwise.strategies.search import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 
 BUDGET = 12
 

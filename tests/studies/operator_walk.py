@@ -29,7 +29,9 @@ from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
-from meshwise.strategies.search import ALGORITHMS, SearchResult, Space, search
+from meshwise.strategies.search.algorithms import ALGORITHMS
+from meshwise.strategies.search.driver import SearchResult, search
+from meshwise.strategies.search.space import Space
 
 from ..strategies.operators.brute_force import brute_force
 

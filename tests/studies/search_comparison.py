@@ -21,7 +21,7 @@ from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.simulator.units import format_time
-from meshwise.strategies.search import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 
 from .search_pictures import SOLVED_GAP, draw_cases, draw_gaps, draw_solved
 from .search_runs import (

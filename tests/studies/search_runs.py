@@ -27,8 +27,9 @@ from meshwise.strategies.cost_model import CostModel, SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Resource
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.search import LAYOUT_ALGORITHMS, Proposals, SearchAlgorithm, Space, layouts, search
-from meshwise.strategies.search.space import CORE, WIDE
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.driver import Proposals, SearchAlgorithm, search
+from meshwise.strategies.search.space import CORE, WIDE, Space, layouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.strategies.search import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 
 from . import search_runs
 from .search_comparison import Comparison, compare, main, write_page

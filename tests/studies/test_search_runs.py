@@ -8,8 +8,9 @@ import pytest
 
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import LAYOUT_ALGORITHMS, Space, layouts, search
-from meshwise.strategies.search.space import count_layouts
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, count_layouts, layouts
 
 from . import search_runs
 from .search_comparison import Comparison, format_page

@@ -21,13 +21,9 @@ class Registry(Mapping[str, type[Any]]):
         self._places = dict(places)
 
     def __getitem__(self, name: str) -> type[Any]:
-        module, _, kind = self.find_place(name).rpartition(".")
+        module, _, kind = self._places[name].rpartition(".")
         algorithm: type[Any] = getattr(import_module(module), kind)
         return algorithm
-
-    def find_place(self, name: str) -> str:
-        """Return the dotted name of an algorithm's dataclass."""
-        return self._places[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._places

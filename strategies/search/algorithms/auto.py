@@ -1,6 +1,6 @@
 """The exact searches one after another: the uniform plan first, then the layers of every stage."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -37,11 +37,11 @@ class Auto:
         uniform_search = BestFirstSearch(problem, costs)
         proof = yield from uniform_search.search(space)
         divides_stages = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)
-        if divides_stages and uniform_search.best_layout is not None:
+        if divides_stages and uniform_search.incumbent.layout is not None:
             try:
-                meshes = list_nearby_meshes(problem, space, costs, uniform_search.best_layout)
+                meshes = list_nearby_meshes(problem, space, costs, uniform_search.incumbent.layout)
                 yield from _skip_proofs(
-                    InterStageMILP().refine(problem, space, costs, meshes, uniform_search.best_time)
+                    InterStageMILP().refine(problem, space, costs, meshes, uniform_search.incumbent.time)
                 )
             except OutOfTime:  # the proof of the first search stands
                 pass
@@ -50,16 +50,10 @@ class Auto:
 
 def list_nearby_meshes(problem: Problem, space: Space, costs: CostModel, layout: Layout) -> list[Layout]:
     """Return layouts that stand for all divisions of a plan's mesh and of its neighbours', the most promising ones."""
-    candidates = dict.fromkeys(_without_recompute(layout, *neighbours(problem, space, layout)))
+    layouts = layout, *neighbours(problem, space, layout)
+    candidates = dict.fromkeys(replace(mesh, recompute=Recompute.NONE) for mesh in layouts if is_dividable(mesh))
     bounds = {mesh: costs.plan_bound(complete(problem, mesh)) for mesh in candidates}
     return sorted(candidates, key=bounds.__getitem__)[:MOST_MESHES]
-
-
-def _without_recompute(*layouts: Layout) -> Iterator[Layout]:
-    """Yield the layouts whose stages can be divided anew, without their recomputation."""
-    for layout in layouts:
-        if is_dividable(layout):
-            yield replace(layout, recompute=Recompute.NONE)
 
 
 def _skip_proofs(proposals: Proposals) -> Generator[Plan | Certificate | Upcoming | ConsideredPlans, Evaluation, None]:

@@ -6,6 +6,7 @@ References
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import ClassVar
 
@@ -43,8 +44,13 @@ class Beam:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising rewrites of every turn; it proves nothing."""
-        bounds = _Bounds(problem, costs)
-        chosen_layouts = next(([layout] for layout in list_by_habit(problem, space) if bounds[layout] < inf), [])
+
+        @cache
+        def find_bound(layout: Layout) -> float:
+            plan = complete(problem, layout)
+            return costs.plan_bound(plan) if costs.fits(plan) else inf
+
+        chosen_layouts = next(([layout] for layout in list_by_habit(problem, space) if find_bound(layout) < inf), [])
         times: dict[Layout, float] = {}
         beam: list[Layout] = []
         while chosen_layouts:
@@ -55,19 +61,6 @@ class Beam:
             # while the beam is not full any rewrite can enter it
             limit = times[beam[-1]] if len(beam) == self.width else inf
             rewrites = dict.fromkeys(rewrite for layout in beam for rewrite in neighbours(problem, space, layout))
-            able_rewrites = [rewrite for rewrite in rewrites if rewrite not in times and bounds[rewrite] < limit]
-            chosen_layouts = sorted(able_rewrites, key=bounds.__getitem__)[: self.width]
+            able_rewrites = [rewrite for rewrite in rewrites if rewrite not in times and find_bound(rewrite) < limit]
+            chosen_layouts = sorted(able_rewrites, key=find_bound)[: self.width]
         return None
-
-
-class _Bounds(dict[Layout, float]):
-    """Lower bounds of step times by layout, in seconds, each computed once; infinite where a layout does not fit."""
-
-    def __init__(self, problem: Problem, costs: CostModel) -> None:
-        super().__init__()
-        self.problem, self.costs = problem, costs
-
-    def __missing__(self, layout: Layout) -> float:
-        plan = complete(self.problem, layout)
-        self[layout] = self.costs.plan_bound(plan) if self.costs.fits(plan) else inf
-        return self[layout]

@@ -24,6 +24,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.descent import (
     GroupMembers,
+    Incumbent,
     descend,
     find_shortest_known,
     is_simulated_soon,
@@ -115,12 +116,11 @@ class BestFirst:
 
 @dataclass(slots=True)
 class BestFirstSearch:
-    """The state of one search: the best step time so far with its layout, the queue, and whether any plan fits."""
+    """The state of one search: the best plan so far, the queue, and whether any plan fits."""
 
     problem: Problem
     costs: CostModel
-    best_time: float = inf
-    best_layout: Layout | None = None
+    incumbent: Incumbent = field(default_factory=Incumbent)
     queue: "_Queue" = field(default_factory=_Queue)
     has_fit: bool = False
 
@@ -135,62 +135,39 @@ class BestFirstSearch:
                 yield from self.begin_with_known(space)
             yield from self.search_space(space)
             # a best plan with offload can only be a known plan: the space of the first search has none
-            needs_offload = self.best_layout is None or bool(self.best_layout.offload)
+            needs_offload = self.incumbent.layout is None or bool(self.incumbent.layout.offload)
             if needs_offload and space.offload is None and not (space.core or space.wide):
                 proven_space = space.with_limits(offload=list_offloadings())
-                if starts and self.best_layout is not None:
-                    start = self.best_time, self.best_layout
-                    self.best_time, self.best_layout = yield from descend(
-                        self.problem, proven_space, self.costs, *start
-                    )
+                if starts and self.incumbent.layout is not None:
+                    yield from descend(self.problem, proven_space, self.costs, self.incumbent)
                 yield from self.search_space(proven_space, proven_space)
         except (OutOfTime, KeyboardInterrupt) as error:
-            if self.best_time == inf and (layout := self.queue.first_plan) is not None:
-                yield from self._evaluate_layout(layout)
+            if self.incumbent.time == inf and (layout := self.queue.first_plan) is not None:
+                yield from self.incumbent.evaluate(self.problem, layout)
             if isinstance(error, KeyboardInterrupt):
                 raise
             return None
-        return Proof(self.best_time, proven_space)
-
-    def _evaluate_layout(self, layout: Layout) -> Proposals:
-        step_time = (yield complete(self.problem, layout)).step_time
-        if step_time < self.best_time:
-            self.best_time, self.best_layout = step_time, layout
-        return None
+        return Proof(self.incumbent.time, proven_space)
 
     def begin_with_known(self, space: Space) -> Proposals:
         """Yield a first plan at once and the bound of all plans, then the best known plan and a descent from it."""
-        problem, costs = self.problem, self.costs
-        self.best_time, self.best_layout = yield from propose_first_known(problem, space, costs)
-        self.has_fit = self.best_time < inf
+        problem, costs, incumbent = self.problem, self.costs, self.incumbent
+        yield from propose_first_known(problem, space, costs, incumbent)
+        self.has_fit = incumbent.time < inf
         if self.has_fit:
             yield Proof(least_step_time(problem))
         rising_bounds = rank_known_plans(problem, space, costs)
-        shortest_plan = find_shortest_known(rising_bounds, self.best_time)
-        if shortest_plan is None:
-            if self.best_layout is not None:
-                self.best_time, self.best_layout = yield from descend(
-                    problem, space, costs, self.best_time, self.best_layout
-                )
-            return None
-        bounds_left, start_layout = chain([shortest_plan], rising_bounds), shortest_plan[1]
-        if not is_simulated_soon(
-            problem, start_layout
-        ):  # a faster plan found on the descent may make its simulation needless
-            self.best_time, self.best_layout = yield from descend(
-                problem, space, costs, self.best_time, self.best_layout, start_layout
-            )
-            self.best_time, self.best_layout = yield from propose_best_known(
-                problem, bounds_left, self.best_time, self.best_layout
-            )
-            return None
-        self.best_time, self.best_layout = yield from propose_best_known(
-            problem, bounds_left, self.best_time, self.best_layout
-        )
-        if self.best_layout is not None:
-            self.best_time, self.best_layout = yield from descend(
-                problem, space, costs, self.best_time, self.best_layout
-            )
+        shortest_plan = find_shortest_known(rising_bounds, incumbent.time)
+        if shortest_plan is not None:
+            bounds_left, start_layout = chain([shortest_plan], rising_bounds), shortest_plan[1]
+            takes_long = not is_simulated_soon(problem, start_layout)
+            if takes_long:  # a faster plan found on the descent may make its simulation needless
+                yield from descend(problem, space, costs, incumbent, start_layout)
+            yield from propose_best_known(problem, bounds_left, incumbent)
+            if takes_long:
+                return None
+        if incumbent.layout is not None:
+            yield from descend(problem, space, costs, incumbent)
         return None
 
     def search_space(self, space: Space, proven_space: Space | None = None) -> Proposals:
@@ -204,7 +181,7 @@ class BestFirstSearch:
         for family in choices.families():
             num_plans += choices.count_layouts(family)
             queue.push(self.costs.family_bound(family), _Family(family))
-        while queue.bound < self.best_time:
+        while queue.bound < self.incumbent.time:
             if self.has_fit and queue.bound > 0:
                 yield Proof(queue.bound, proven_space)
             bound, node = queue.bound, queue.pop()
@@ -214,7 +191,7 @@ class BestFirstSearch:
                 queue.push(max(self.costs.busy_bound(node.layout), bound), _Family(node.layout, pairs=False))
             elif isinstance(node, _Family):
                 for group in choices.groups(node.layout, pairs=bool(node.pairs)):
-                    members = GroupMembers(group, self.costs.group_bounds(group, self.best_time))
+                    members = GroupMembers(group, self.costs.group_bounds(group, self.incumbent.time))
                     queue.push(max(members.bound, bound), members)
             elif isinstance(node, GroupMembers):
                 layout = node.take_next()
@@ -223,11 +200,11 @@ class BestFirstSearch:
             elif node.is_rough:
                 plan = complete(self.problem, node.layout)
                 (path,) = self.costs.longest_paths([plan])
-                if path >= self.best_time or (memory_depends_on_timing(node.layout) and not self.costs.fits(plan)):
+                if path >= self.incumbent.time or (memory_depends_on_timing(node.layout) and not self.costs.fits(plan)):
                     continue
                 queue.push(path, _Plan(node.layout, is_rough=False))
             else:
-                yield from self._evaluate_layout(node.layout)
+                yield from self.incumbent.evaluate(self.problem, node.layout)
         yield ConsideredPlans(num_plans)
         return None
 

@@ -15,7 +15,6 @@ from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
@@ -95,7 +94,10 @@ def _list_relieving(
         if not _RELIEF_TESTS[resource](layout, rewrite):
             continue
         plan = complete(problem, rewrite)
-        if resource is Resource.RECOMPUTE and not _recomputes_less(costs, plan, complete(problem, layout)):
+        # choices alone do not say which recomputes for less time
+        if resource is Resource.RECOMPUTE and (
+            costs.resource_times(plan)[resource] >= costs.resource_times(complete(problem, layout))[resource]
+        ):
             continue
         if costs.fits(plan):
             yield rewrite
@@ -105,8 +107,3 @@ def _list_relieving(
             saving_plan = complete(problem, second_rewrite)
             if costs.fits(saving_plan) and costs.peak_memory(saving_plan) < memory:
                 yield second_rewrite
-
-
-def _recomputes_less(costs: CostModel, plan: Plan, other_plan: Plan) -> bool:
-    """Return whether a plan recomputes for less time than another: choices alone do not say which takes less."""
-    return costs.resource_times(plan)[Resource.RECOMPUTE] < costs.resource_times(other_plan)[Resource.RECOMPUTE]

@@ -14,9 +14,9 @@ References
    recomputation costs little, full recomputation about a forward pass.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.evaluation import Evaluation
@@ -64,16 +64,10 @@ class Expert:
             degrees = layout.data, layout.tensor, layout.tensor_rows, layout.pipeline
             if degrees in tried_degrees or not costs.fits(complete(problem, layout)):
                 continue
-            sized_layout = yield from _find_fastest(
-                problem,
-                costs,
-                (candidate for candidate in layouts if _without_microbatch(candidate) == _without_microbatch(layout)),
-            )
-            yield from _find_fastest(
-                problem,
-                costs,
-                (candidate for candidate in layouts if _without_schedule(candidate) == _without_schedule(sized_layout)),
-            )
+            sized_variants = _list_variants(layouts, layout, microbatch=0)
+            sized_layout = yield from _find_fastest(problem, costs, sized_variants)
+            timed_variants = _list_variants(layouts, sized_layout, schedule="", chunks=0, stages="")
+            yield from _find_fastest(problem, costs, timed_variants)
             tried_degrees.add(degrees)
             if len(tried_degrees) == self.choices:
                 break
@@ -114,11 +108,7 @@ def _find_fastest(
     return min(times, key=times.__getitem__)
 
 
-def _without_microbatch(layout: Layout) -> Layout:
-    """Return a layout without its microbatch: equal for layouts that differ in it alone."""
-    return replace(layout, microbatch=0)
-
-
-def _without_schedule(layout: Layout) -> Layout:
-    """Return a layout without its schedule: equal for layouts that differ in it alone."""
-    return replace(layout, schedule="", chunks=0, stages="")
+def _list_variants(layouts: Iterable[Layout], layout: Layout, **constants: Any) -> Iterator[Layout]:
+    """Yield the layouts that differ from ``layout`` at most in the fields that ``constants`` replace."""
+    base_layout = replace(layout, **constants)
+    return (candidate for candidate in layouts if replace(candidate, **constants) == base_layout)

@@ -95,8 +95,9 @@ class MCMC:
         if current_place is None:
             return None
         best_place, num_waited = current_place, 0
+        restart_steps = min(max(self.steps // 100, 1), 1000) if self.faithful else self.patience
         for _ in range(self.steps):
-            if num_waited == self._restart_steps:
+            if num_waited == restart_steps:
                 draws = () if self.faithful else rng.sample(layouts, min(RESTART_DRAWS, len(layouts)))
                 current_place, num_waited = (yield from _visit_first(problem, space, costs, draws)) or best_place, 0
             num_waited += 1
@@ -110,10 +111,6 @@ class MCMC:
             if rng.random() < self._find_acceptance(current_place, place):
                 current_place = place
         return None
-
-    @property
-    def _restart_steps(self) -> int | None:
-        return min(max(self.steps // 100, 1), 1000) if self.faithful else self.patience
 
     def _find_acceptance(self, current_place: _Place, place: _Place) -> float:
         """Return the probability of going from ``current_place`` to ``place``."""

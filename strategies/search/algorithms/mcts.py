@@ -99,7 +99,8 @@ class MCTS:
         while not tree.is_closed(tree.root):
             open_paths: dict[Layout, tuple[PartialPlan, ...]] = {}
             for path in self._roll_out(tree, arms, rng):
-                layout = _find_layout(path)
+                layout = path[-1].layout
+                assert layout is not None  # a path ends where everything is decided
                 bound, shortfall = outlooks[layout]
                 if bound < best_time:
                     open_paths[layout] = path
@@ -140,12 +141,6 @@ class MCTS:
                 break
             path.append(max(tried_children, key=lambda child: arms[child].value(self.exploration, num_tries)))
         return path
-
-
-def _find_layout(path: Sequence[PartialPlan]) -> Layout:
-    layout = path[-1].layout
-    assert layout is not None  # a path ends where everything is decided
-    return layout
 
 
 def _learn_reward(arms: dict[PartialPlan, Arm], path: Sequence[PartialPlan], reward: float) -> None:

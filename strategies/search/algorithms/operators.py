@@ -60,10 +60,7 @@ class Frontier:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return search_operators(problem, space, costs, self._solve)
-
-    def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
-        return frontier(table.graph, limit, gap=self.gap)
+        return search_operators(problem, space, costs, lambda table, limit: frontier(table.graph, limit, gap=self.gap))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +113,9 @@ class DynamicProgramming:
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the best plan of every arrangement of the devices; it proves nothing of simulated times."""
-        return search_operators(problem, space, costs, self._solve)
-
-    def _solve(self, table: OperatorCosts, limit: int) -> Solution | Shortfall:
-        return eliminate(table.graph, limit, faithful=self.faithful)
+        return search_operators(
+            problem, space, costs, lambda table, limit: eliminate(table.graph, limit, faithful=self.faithful)
+        )
 
 
 PROBE_BYTES = float(2**26)

@@ -56,7 +56,8 @@ def draw_layouts(problem: Problem, space: Space, random: Random) -> Iterator[Lay
         offset = number - starts[family]
         for group in list_groups(family):
             if offset < group.num_members:
-                yield _build_member(group, offset)
+                row, column = np.argwhere(group.member_mask)[offset].tolist()
+                yield group.build_layout(row, column)
                 break
             offset -= group.num_members
 
@@ -72,8 +73,3 @@ def permute_range(size: int, random: Random) -> Iterator[int]:
         target = random.randrange(index + 1)
         yield swaps.get(target, target)
         swaps[target] = swaps.pop(index, index)
-
-
-def _build_member(group: Group, number: int) -> Layout:
-    row, column = np.argwhere(group.member_mask)[number].tolist()
-    return group.build_layout(row, column)

@@ -18,7 +18,7 @@ References
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf, sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.plan.completion import complete
@@ -26,9 +26,6 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks
 from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
-
-if TYPE_CHECKING:
-    pass
 
 OUT_OF_MEMORY = 2.0
 """The step time given to a plan that does not fit, over that of the first plan that fits; no plan counts as slower."""
@@ -95,9 +92,6 @@ class Reinforcement:
         """
         if find_spec("torch") is None:
             raise ValueError("reinforcement: it needs torch, which is not installed; pip install 'meshwise[exec]'")
-        return (yield from self._learn_policy(problem, space, costs))
-
-    def _learn_policy(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         import torch
 
         from meshwise.strategies.search.algorithms.policy import Policy, draw, one_thread

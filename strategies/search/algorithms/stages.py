@@ -25,6 +25,7 @@ from meshwise.strategies.cost_model import CostModel
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.partition import count_stage_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
@@ -37,6 +38,7 @@ from meshwise.strategies.search.stage_search import (
     find_least_recompute,
     find_promising,
     is_dividable,
+    list_flat_meshes,
     list_meshes,
     list_recompute_choices,
     list_stage_options,
@@ -165,12 +167,10 @@ class InterStageMILP:
                 heappush(queue, mesh._replace(bound=bound, is_relaxed=True))
                 continue
             lower_bound = min(lower_bound, bound)
-            chosen_plan = (
-                None
-                if solution is None
-                else _build_plan(problem, mesh.layout, stage_problem, solution, allowed_choices)
-            )
-            if chosen_plan is not None and costs.fits(chosen_plan):
+            if solution is None:
+                continue
+            chosen_plan = _build_plan(problem, mesh.layout, stage_problem, solution, allowed_choices)
+            if costs.fits(chosen_plan):
                 best_time = min(best_time, (yield chosen_plan).step_time)
         proven_bound = min(lower_bound, best_time / (1 + self.tolerance))
         return Proof(proven_bound) if can_prove and proven_bound < inf else None
@@ -179,10 +179,8 @@ class InterStageMILP:
 def _list_published(problem: Problem, space: Space) -> Iterator[tuple[float, Layout]]:
     """Yield for every mesh the division for which Mist's formula is least, and the formula's seconds."""
     tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
-    for layout in list_meshes(problem, space):
-        if layout.chunks > 1 or not is_dividable(layout):
-            continue
-        stage_problem = build_division_problem(tables, complete(problem, layout), allowed_choices, MIST_SPREAD)
+    for plan, layout in list_flat_meshes(problem, space):
+        stage_problem = build_division_problem(tables, plan, allowed_choices, MIST_SPREAD)
         counts = range(stage_problem.min_layers, stage_problem.max_layers + 1)
         rows: list[dict[int, list[tuple[float, StageRecompute]]]] = [
             {n: options for n in counts if (options := list_stage_options(stage_problem, allowed_choices, stage, n))}
@@ -259,12 +257,9 @@ class LayerDP:
     def _list_divisions(self, problem: Problem, space: Space) -> Iterator[TimedLayout | None]:
         """Yield for every mesh the fastest recomputation of its layers; ``None`` where none fits."""
         tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
-        for layout in list_meshes(problem, space):
-            if layout.chunks > 1 or not is_dividable(layout):
-                continue
-            plan = complete(problem, layout)
+        for plan, layout in list_flat_meshes(problem, space):
             stage_problem = build_division_problem(tables, plan, allowed_choices, 1)
-            counts = _count_layers(problem, plan)
+            counts = count_stage_layers(problem.graph, plan.stages)
             stage_choices = [
                 self._choose_stage(stage_problem, allowed_choices, stage, count) for stage, count in enumerate(counts)
             ]
@@ -325,12 +320,6 @@ class LayerDP:
         return solve([options] * count, limit)
 
 
-def _count_layers(problem: Problem, plan: Plan) -> list[int]:
-    """Return the number of layers of every stage of a plan."""
-    names = {name for name, block in problem.graph.occurrences if block.layer} or {problem.graph.occurrences[0][0]}
-    return [sum(name in names for name in stage.blocks) for stage in plan.stages]
-
-
 METHODS = ("alpa", "dapple", "piper", "pipedream")
 """The published methods whose formulas can be used."""
 
@@ -379,14 +368,12 @@ class PipelineDP:
     def _list_divisions(self, problem: Problem, space: Space) -> Iterator[TimedLayout | None]:
         """Yield for every mesh the division that is best by the formula; ``None`` where none fits."""
         tables, allowed_choices = StageCosts(problem), list_recompute_choices(space)
-        for layout in list_meshes(problem, space):
-            if layout.chunks > 1 or not is_dividable(layout):
-                continue
-            stage_problem = build_division_problem(tables, complete(problem, layout), allowed_choices, self.spread)
+        for plan, layout in list_flat_meshes(problem, space):
+            stage_problem = build_division_problem(tables, plan, allowed_choices, self.spread)
             stage_times = find_least_recompute(
                 stage_problem, allowed_choices, ignores_memory=self.faithful and self.method in ("pipedream", "dapple")
             )
-            division = self._divide_stages(stage_problem, stage_times.times, layout)
+            division = self._divide_stages(stage_problem, stage_times.times)
             if division is None:
                 yield None
             else:
@@ -395,7 +382,7 @@ class PipelineDP:
                 ]
                 yield division.time, divide_layout(layout, division.counts, recompute_choices)
 
-    def _divide_stages(self, stage_problem: DivisionProblem, times: FloatArray, layout: Layout) -> Partition | None:
+    def _divide_stages(self, stage_problem: DivisionProblem, times: FloatArray) -> Partition | None:
         microbatches = len(stage_problem.arrangement.code) // (2 * stage_problem.num_stages)
         if self.method == "alpa":
             partition = minimize_sum_and_slowest(times, stage_problem.num_layers, microbatches)

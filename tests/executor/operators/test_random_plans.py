@@ -31,7 +31,8 @@ from meshwise.strategies.plan.partition import Stage  # noqa: E402
 from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
-from meshwise.strategies.search import Frontier, search  # noqa: E402
+from meshwise.strategies.search.algorithms.operators import Frontier  # noqa: E402
+from meshwise.strategies.search.driver import search  # noqa: E402
 
 from ...examples import LONG  # noqa: E402
 

@@ -28,8 +28,8 @@ from meshwise.simulator.models.model import build
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
-from meshwise.strategies.search import Space
 from meshwise.strategies.search.acceptance import Answers
+from meshwise.strategies.search.space import Space
 
 NONE, CORE, FULL = Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL
 ACTIVATION = SomeOperators(("activation",))

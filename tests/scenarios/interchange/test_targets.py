@@ -18,8 +18,8 @@ from meshwise.scenarios.scenario import Scenario, SearchSettings
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import Space, layouts
 from meshwise.strategies.search.acceptance import FIELDS, Answers
+from meshwise.strategies.search.space import Space, layouts
 
 from ...pace import measure_cpu
 from .golden import GOLDEN

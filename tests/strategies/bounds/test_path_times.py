@@ -24,8 +24,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
-from meshwise.strategies.search import layouts
-from meshwise.strategies.search.space import CORE
+from meshwise.strategies.search.space import CORE, layouts
 
 from ..problems import IDEAL, problem
 

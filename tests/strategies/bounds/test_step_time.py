@@ -15,7 +15,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import layouts
+from meshwise.strategies.search.space import layouts
 
 from ..problems import problem
 from ..search.scenarios import usual_scenario

@@ -16,8 +16,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
-from meshwise.strategies.search import Space, layouts
-from meshwise.strategies.search.space import count_layouts
+from meshwise.strategies.search.space import Space, count_layouts, layouts
 
 ROOM = 1e12
 """Bytes of a device that holds every plan."""

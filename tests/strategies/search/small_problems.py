@@ -19,7 +19,7 @@ from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.search import Space
+from meshwise.strategies.search.space import Space
 
 
 def small_problem(

@@ -14,9 +14,11 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import ALGORITHMS, BestFirst, Space, layouts, list_installed, neighbours, search
 from meshwise.strategies.search.acceptance import Answers, Rule
-from meshwise.strategies.search.space import count_layouts
+from meshwise.strategies.search.algorithms import ALGORITHMS, list_installed
+from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, count_layouts, layouts, neighbours
 
 from .scenarios import small_scenario, wide_scenario
 from .small_problems import small_problem

@@ -22,19 +22,11 @@ from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import (
-    ALGORITHMS,
-    LAYOUT_ALGORITHMS,
-    OPERATOR_ALGORITHMS,
-    STAGE_ALGORITHMS,
-    Progress,
-    SearchAlgorithm,
-    SearchResult,
-    Space,
-    layouts,
-    search,
-)
-from meshwise.strategies.search.descent import known_layouts
+from meshwise.strategies.search.algorithms import ALGORITHMS, LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, STAGE_ALGORITHMS
+from meshwise.strategies.search.driver import Progress, SearchAlgorithm, SearchResult, search
+from meshwise.strategies.search.fan_out import Evaluator
+from meshwise.strategies.search.space import Space, layouts
+from meshwise.strategies.search.starts import known_layouts
 
 from ...examples import LONG
 from ..problems import problem as real_problem
@@ -79,7 +71,9 @@ def test_the_same_seed_gives_the_same_trials(name: str, seed: int) -> None:
 
 
 SEARCHED = """
-from meshwise.strategies.search import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, Space, search
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space
 from tests.strategies.problems import problem as real_problem
 from tests.strategies.search.small_problems import FakeCost, small_problem
 
@@ -209,7 +203,7 @@ def test_a_resumed_search_is_the_uninterrupted_one(name: str, killed_after: int)
     whole = search(make(name), PROBLEM, costs=costs, budget=20)
     journal = Notebook(whole.trials[:killed_after])
     costs.evaluated.clear()
-    resumed = search(make(name), PROBLEM, costs=costs, budget=20, journal=journal)
+    resumed = search(make(name), PROBLEM, costs=Evaluator(costs, journal=journal), budget=20)
     assert found(resumed) == found(whole)
     assert (resumed.considered, resumed.lower_bound, resumed.gap) == (whole.considered, whole.lower_bound, whole.gap)
     assert journal.kept == list(resumed.trials[killed_after:])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import Space, layouts
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks, PartialPlan
+from meshwise.strategies.search.space import Space, layouts
 
 from .small_problems import PROBLEMS, SPACES, FakeCost, small_problem
 

@@ -13,18 +13,12 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import BestFirst, Space, layouts, search
-from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
+from meshwise.strategies.search.algorithms.best_first import BestFirst, BestFirstSearch
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.descent import (
-    descend,
-    known_groups,
-    known_layouts,
-    propose_best_known,
-    rank_known_plans,
-)
-from meshwise.strategies.search.space import find_choices, groups_near, neighbours
-from meshwise.strategies.search.starts import engineer_layouts
+from meshwise.strategies.search.descent import Incumbent, descend, propose_best_known, rank_known_plans
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, find_choices, groups_near, layouts, neighbours
+from meshwise.strategies.search.starts import engineer_layouts, known_groups, known_layouts
 
 from ..problems import problem
 from .scenarios import usual_scenario
@@ -32,17 +26,15 @@ from .scenarios import usual_scenario
 SMALL = problem(nodes=2, devices=2, layers=4, batch=8)
 
 
-def steps(
-    proposals: Generator[Plan, Evaluation, tuple[float, Layout | None]], costs: SimulatedCost
-) -> tuple[list[float], float, Layout | None]:
-    """Return the step times of all plans that are yielded, and what is returned."""
+def steps(proposals: Generator[Plan, Evaluation, None], costs: SimulatedCost) -> list[float]:
+    """Return the step times of all plans that are yielded."""
     times: list[float] = []
     answer = None
     while True:
         try:
             answer = costs.evaluate(proposals.send(answer))  # type: ignore[arg-type]
-        except StopIteration as end:
-            return (times, *end.value)
+        except StopIteration:
+            return times
         times.append(answer.step_time)
 
 
@@ -54,7 +46,9 @@ def test_a_descent_ends_at_a_plan_of_the_space_that_fits_and_is_never_slower_tha
         first = costs.evaluate(complete(small, start))
         if not first.fits:
             continue
-        times, best, layout = steps(descend(small, space, costs, first.step_time, start), costs)
+        incumbent = Incumbent(first.step_time, start)
+        times = steps(descend(small, space, costs, incumbent), costs)
+        best, layout = incumbent.time, incumbent.layout
         assert best == min([first.step_time, *times])
         assert layout is not None
         assert costs.evaluate(complete(small, layout)).step_time == best
@@ -77,8 +71,11 @@ def test_a_search_begins_no_slower_than_a_known_plan_whatever_takes_long(
             proposal = proposals.send(answer)  # type: ignore[arg-type]
             answer = costs.evaluate(proposal) if isinstance(proposal, Plan) else None
     known = [costs.evaluate(complete(small, layout)) for layout in known_layouts(small, space)]
-    assert run.best_time <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
-    assert run.best_layout is None or costs.evaluate(complete(small, run.best_layout)).step_time == run.best_time
+    assert run.incumbent.time <= min((evaluation.step_time for evaluation in known if evaluation.fits), default=inf)
+    assert (
+        run.incumbent.layout is None
+        or costs.evaluate(complete(small, run.incumbent.layout)).step_time == run.incumbent.time
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -100,7 +97,7 @@ def test_a_way_that_takes_long_has_an_answer_after_a_few_paths_and_few_answers(
     )
     if start is None:
         return
-    way, answer, at = descend(small, space, costs, inf, None, start), None, list[int]()
+    way, answer, at = descend(small, space, costs, Incumbent(), start), None, list[int]()
     with suppress(StopIteration):
         while True:
             answer = costs.evaluate(way.send(answer))  # type: ignore[arg-type]
@@ -191,14 +188,15 @@ def test_known_plans_keep_the_limits_and_are_legal() -> None:
     assert {layout.zero for layout in known_layouts(SEVEN, Space(zero=(1,)))} == {1}
     costs = SimulatedCost(SEVEN)
     plans = []
-    proposals = propose_best_known(SEVEN, rank_known_plans(SEVEN, Space(), costs), inf, None)
+    incumbent = Incumbent()
+    proposals = propose_best_known(SEVEN, rank_known_plans(SEVEN, Space(), costs), incumbent)
     answer = None
     try:
         while True:
             plans.append(proposals.send(answer))  # type: ignore[arg-type]
             answer = costs.evaluate(plans[-1])
-    except StopIteration as end:
-        best = end.value[0]
+    except StopIteration:
+        best = incumbent.time
     # known plans, and of their groups the members with the least bounds: never slower than the plans themselves
     assert best <= min(costs.evaluate(complete(SEVEN, layout)).step_time for layout in known_layouts(SEVEN, Space()))
 

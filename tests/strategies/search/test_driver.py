@@ -11,10 +11,20 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import Progress, Proof, SearchResult, Space, layouts, search
-from meshwise.strategies.search.descent import known_layouts
-from meshwise.strategies.search.driver import BUDGET, FINISHED, MAX_REPEATS, NEAREST_SECONDS, OUT_OF_TIME, OutOfTime
-from meshwise.strategies.search.space import CORE, EVERYTHING
+from meshwise.strategies.search.driver import (
+    BUDGET,
+    FINISHED,
+    MAX_REPEATS,
+    NEAREST_SECONDS,
+    OUT_OF_TIME,
+    OutOfTime,
+    Progress,
+    Proof,
+    SearchResult,
+    search,
+)
+from meshwise.strategies.search.space import CORE, EVERYTHING, Space, layouts
+from meshwise.strategies.search.starts import known_layouts
 
 from ..problems import problem
 from .small_problems import FakeCost, small_problem

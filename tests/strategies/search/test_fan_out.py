@@ -13,9 +13,12 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import LAYOUT_ALGORITHMS, Exhaustive, RandomSearch, Upcoming, layouts, processes, search
-from meshwise.strategies.search.driver import propose_ahead
-from meshwise.strategies.search.fan_out import FanOut
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
+from meshwise.strategies.search.algorithms.random import RandomSearch
+from meshwise.strategies.search.driver import Upcoming, propose_ahead, search
+from meshwise.strategies.search.fan_out import Evaluator, processes
+from meshwise.strategies.search.space import layouts
 
 from ..problems import problem
 from .small_problems import FakeCost
@@ -50,7 +53,7 @@ def test_any_number_of_processes_gives_the_same_trials() -> None:
     assert alone.evaluations == 24
     for workers in (1, 2, 4):
         with processes(workers) as executor:
-            result = search(RandomSearch(seed=5), PROBLEM, budget=24, executor=executor)
+            result = search(RandomSearch(seed=5), PROBLEM, budget=24, costs=Evaluator(SimulatedCost(PROBLEM), executor))
         assert without_clock(result) == without_clock(alone)
 
 
@@ -59,7 +62,9 @@ def test_every_algorithm_gives_the_same_trials_with_an_executor(name: str) -> No
     algorithm = LAYOUT_ALGORITHMS[name]()
     alone = search(algorithm, PROBLEM, budget=20)
     with ThreadPoolExecutor(2) as executor:
-        assert without_clock(search(algorithm, PROBLEM, budget=20, executor=executor)) == without_clock(alone)
+        assert without_clock(
+            search(algorithm, PROBLEM, budget=20, costs=Evaluator(SimulatedCost(PROBLEM), executor))
+        ) == without_clock(alone)
 
 
 def test_a_dask_cluster_gives_the_same_trials() -> None:
@@ -69,13 +74,15 @@ def test_a_dask_cluster_gives_the_same_trials() -> None:
         distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        result = search(Exhaustive(), PROBLEM, budget=20, executor=client.get_executor())
+        result = search(
+            Exhaustive(), PROBLEM, budget=20, costs=Evaluator(SimulatedCost(PROBLEM), client.get_executor())
+        )
     assert without_clock(result) == without_clock(alone)
 
 
 def test_the_executor_is_asked_for_no_more_than_the_budget_and_nothing_twice() -> None:
     executor = Recorded()
-    result = search(RandomSearch(), PROBLEM, budget=17, executor=executor)
+    result = search(RandomSearch(), PROBLEM, budget=17, costs=Evaluator(SimulatedCost(PROBLEM), executor))
     assert executor.asked == [trial.plan for trial in result.trials]
     assert len(executor.asked) == 17
 
@@ -109,12 +116,12 @@ def test_an_end_gives_up_what_was_begun() -> None:
         def submit(self, *_: Any, **__: Any) -> Future[Any]:
             return waiting
 
-    fan_out = FanOut(SimulatedCost(PROBLEM), Idle())
-    fan_out.begin(PLANS[:1])
-    assert fan_out.pending == 1
-    fan_out.cancel()
+    evaluator = Evaluator(SimulatedCost(PROBLEM), Idle())
+    evaluator.begin(PLANS[:1])
+    assert evaluator.pending == 1
+    evaluator.cancel()
     assert waiting.cancelled()
-    assert fan_out.pending == 0
+    assert evaluator.pending == 0
 
 
 def test_a_copy_of_costs_is_small_and_judges_alike() -> None:
@@ -133,7 +140,7 @@ def test_an_error_in_a_worker_is_the_error_of_the_search() -> None:
             return future
 
     with pytest.raises(RuntimeError, match="a worker was lost"):
-        search(Exhaustive(), PROBLEM, budget=3, executor=Broken())
+        search(Exhaustive(), PROBLEM, budget=3, costs=Evaluator(SimulatedCost(PROBLEM), Broken()))
 
 
 def test_ctrl_c_is_left_to_the_parent() -> None:

@@ -15,8 +15,12 @@ from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.search import OPERATOR_ALGORITHMS, BestFirst, Frontier, SearchAlgorithm, Space, search
+from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS
+from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.algorithms.operators import Frontier
+from meshwise.strategies.search.driver import SearchAlgorithm, search
 from meshwise.strategies.search.operator_search import list_arrangements, list_microbatches
+from meshwise.strategies.search.space import Space
 
 from ..problems import problem
 

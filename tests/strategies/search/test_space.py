@@ -11,8 +11,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search import Space, layouts, neighbours
-from meshwise.strategies.search.space import CORE
+from meshwise.strategies.search.space import CORE, Space, layouts, neighbours
 
 from ..problems import problem as transformer
 from .small_problems import PROBLEMS, SPACES, small_problem

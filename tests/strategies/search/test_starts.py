@@ -12,9 +12,8 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.descent import known_layouts
 from meshwise.strategies.search.space import Space
-from meshwise.strategies.search.starts import engineer_layouts
+from meshwise.strategies.search.starts import engineer_layouts, known_layouts
 
 from ..problems import problem as small_problem
 

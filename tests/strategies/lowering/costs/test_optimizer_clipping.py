@@ -16,7 +16,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import layouts
+from meshwise.strategies.search.space import layouts
 
 from ...plan.test_parallelism import mixture
 from ...problems import problem

@@ -26,8 +26,7 @@ from meshwise.strategies.plan.mesh import DATA, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search import Space, layouts
-from meshwise.strategies.search.space import CORE
+from meshwise.strategies.search.space import CORE, Space, layouts
 
 from ...plan.test_parallelism import mixture
 from ...problems import problem

@@ -27,7 +27,7 @@ from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search import layouts
+from meshwise.strategies.search.space import layouts
 
 from ...problems import problem
 from ..test_lower import Case, cases

@@ -6,8 +6,8 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import Space, layouts, neighbours
 from meshwise.strategies.search.algorithms.auto import MOST_MESHES, list_nearby_meshes
+from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ...problems import problem
 

@@ -1,7 +1,9 @@
 import pytest
 
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import Beam, Space, layouts, neighbours, search
+from meshwise.strategies.search.algorithms.beam import Beam
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ..small_problems import FakeCost, small_problem
 

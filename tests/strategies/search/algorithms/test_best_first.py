@@ -10,9 +10,10 @@ from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import BestFirst, Space, layouts, search
+from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import list_offloadings
-from meshwise.strategies.search.space import CORE
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import CORE, Space, layouts
 
 from ....examples import LONG
 from ..scenarios import small_scenario, usual_scenario, wide_scenario

@@ -8,7 +8,9 @@ from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import Bottleneck, Space, layouts, search
+from meshwise.strategies.search.algorithms.bottleneck import Bottleneck
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem
 from ..small_problems import FakeCost, small_problem

@@ -1,5 +1,7 @@
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import Exhaustive, layouts, search
+from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import layouts
 
 from ..small_problems import FakeCost, small_problem
 

@@ -1,6 +1,8 @@
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.search import BreadthFirst, Space, layouts, neighbours, search
+from meshwise.strategies.search.algorithms.exhaustive import BreadthFirst
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ..small_problems import FakeCost, small_problem
 

@@ -4,7 +4,8 @@ import pytest
 
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search import Expert, search
+from meshwise.strategies.search.algorithms.expert import Expert
+from meshwise.strategies.search.driver import search
 
 from ..small_problems import FakeCost, small_problem
 

@@ -7,8 +7,9 @@ import pytest
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search import MCMC, Space, layouts, neighbours, search
-from meshwise.strategies.search.algorithms.mcmc import _Place
+from meshwise.strategies.search.algorithms.mcmc import MCMC, _Place
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ..small_problems import FakeCost, small_problem
 

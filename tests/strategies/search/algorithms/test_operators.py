@@ -14,18 +14,11 @@ from meshwise.strategies.operators.integer_programming import integer_programmin
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search import (
-    OPERATOR_ALGORITHMS,
-    Certificate,
-    Frontier,
-    IntegerProgramming,
-    Proposals,
-    ShardingPropagation,
-    Space,
-    layouts,
-    search,
-)
+from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS
+from meshwise.strategies.search.algorithms.operators import Frontier, IntegerProgramming, ShardingPropagation
+from meshwise.strategies.search.driver import Certificate, Proposals, search
 from meshwise.strategies.search.operator_search import search_operators
+from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem
 from ..small_problems import FakeCost, small_problem

@@ -3,7 +3,9 @@ from collections import Counter
 import pytest
 
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import RandomSearch, Space, layouts, search
+from meshwise.strategies.search.algorithms.random import RandomSearch
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts
 
 from ..small_problems import FakeCost, small_problem
 

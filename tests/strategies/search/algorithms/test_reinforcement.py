@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.search import ALGORITHMS, RandomSearch, Reinforcement, Space, layouts, list_installed, search
+from meshwise.strategies.search.algorithms import ALGORITHMS, list_installed
 from meshwise.strategies.search.algorithms.policy import Policy, draw, read_operators
+from meshwise.strategies.search.algorithms.random import RandomSearch
+from meshwise.strategies.search.algorithms.reinforcement import Reinforcement
 from meshwise.strategies.search.decisions import Branch, DecisionTree
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem
 from ..small_problems import FakeCost, small_problem

@@ -12,16 +12,11 @@ from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
-from meshwise.strategies.search import (
-    ALGORITHMS,
-    BestFirst,
-    InterStageMILP,
-    LayerDP,
-    PipelineDP,
-    Space,
-    layouts,
-    search,
-)
+from meshwise.strategies.search.algorithms import ALGORITHMS
+from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.algorithms.stages import InterStageMILP, LayerDP, PipelineDP
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.space import Space, layouts
 from meshwise.strategies.search.stage_search import divide_layout, list_meshes, recompute_layers
 
 from ...problems import problem
