@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import CaptureError, Maps, is_part, list_values
+from meshwise.executor.capture.captured import CaptureError, Maps, is_part
 from meshwise.executor.capture.reading import Reading, Value
 from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
+from meshwise.executor.capture.rules.work import list_values
 from meshwise.executor.capture.segments import Draft, NamedSegment, make_unique
 from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
 

@@ -7,7 +7,6 @@ that a rank can update its part of a buffer from its part of that value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,12 +103,6 @@ _IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torc
 def is_part(node: Node) -> bool:
     """Return whether a node only selects one of the values of another node."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def list_values(node: Node) -> tuple[Any, ...]:
-    """Return examples of the values of a node."""
-    value = node.meta.get("val")
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 NamedDims = tuple[tuple[str, ...], ...]

@@ -19,9 +19,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from meshwise.executor.capture.captured import CaptureError, Program, find_updates, is_part, list_values
+from meshwise.executor.capture.captured import CaptureError, Program, find_updates, is_part
 from meshwise.executor.capture.decompositions import DECOMPOSITIONS
 from meshwise.executor.capture.rules.table import find_rule
+from meshwise.executor.capture.rules.work import list_values
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line
 
 _SET_GRAD_ENABLED = torch.ops.higher_order.wrap_with_set_grad_enabled

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.reading import Reading, Value, find_module_path
 from meshwise.executor.capture.rules.dims import Dim, TensorDims, list_leaves
 from meshwise.executor.capture.rules.table import get_name
-from meshwise.executor.capture.rules.work import MASK, RESULT, Work
+from meshwise.executor.capture.rules.work import MASK, RESULT, Work, list_values
 from meshwise.simulator.operator_graph import OperatorKind
 
 

@@ -19,9 +19,10 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from meshwise.executor.capture.capture import capture, name_factory
-from meshwise.executor.capture.captured import CaptureError, Program, list_values
+from meshwise.executor.capture.captured import CaptureError, Program
 from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.reading import find_mixing_node, find_summing_node
+from meshwise.executor.capture.rules.work import list_values
 from meshwise.executor.capture.source_lines import (
     find_assignment_line,
     find_caller_line,

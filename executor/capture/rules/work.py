@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from meshwise.executor.capture.captured import list_values
 from meshwise.executor.capture.rules.dims import Dim, DimUnifier, TensorDims, list_leaves
 from meshwise.simulator.operator_graph import OperatorKind
 
@@ -177,6 +176,12 @@ class Call:
 
 
 Rule = Callable[[Call], Work]
+
+
+def list_values(node: Node) -> tuple[Any, ...]:
+    """Return examples of the values of a node."""
+    value = node.meta.get("val")
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def list_shapes(node: Node) -> tuple[tuple[int, ...], ...]:
