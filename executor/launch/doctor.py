@@ -42,10 +42,10 @@ def _get_version(name: str) -> str | None:
 
 def _describe_torch() -> dict[str, Any]:
     try:
-        import torch
-        import torch.distributed as dist
+        import torch.distributed
     except (ImportError, OSError) as error:  # OSError: a shared library of torch's is missing
         return {"gpus": [], "backends": [], "torch_error": str(error)}
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    dist = torch.distributed
     backends = {"gloo": dist.is_available() and dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     return {"gpus": gpus, "backends": [name for name, is_usable in backends.items() if is_usable]}

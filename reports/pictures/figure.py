@@ -54,9 +54,8 @@ def open_sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
     ValueError
         Where the suffix is neither .png nor .svg.
     """
-    import matplotlib  # a third of a second to load: where nothing is drawn, nobody waits for it
+    import matplotlib.figure  # a third of a second to load: where nothing is drawn, nobody waits for it
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -64,7 +63,7 @@ def open_sheet(path: Path | str, height: int = HEIGHT) -> Iterator[Figure]:
     is_vector = path.suffix.lower() == ".svg"
     with matplotlib.rc_context(_STYLE):
         # not pyplot, which keeps global state, needs a display on some backends and is not safe in threads
-        figure = Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
+        figure = matplotlib.figure.Figure(figsize=(WIDTH / DPI, height / DPI), dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         yield figure
         with warnings.catch_warnings():
