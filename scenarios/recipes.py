@@ -103,6 +103,9 @@ class Recipe(Table):
         """The published plan."""
         return build_layout(self.plan)
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # every recipe has a name of its own
+
     @property
     def position(self) -> int:
         """Index of the record in the table, from 0."""
