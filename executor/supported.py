@@ -173,7 +173,7 @@ def _check_placement(layout: Layout) -> Iterator[str]:
 
 
 def _check_torch(layout: Layout) -> Iterator[str]:
-    if layout.scatter_gather and layout.tensor > 1 == layout.tensor_rows and not layout.sequence_parallel:
+    if layout.scatter_gather and DECISIONS["scatter_gather"].changes(layout):
         yield "scatter_gather: torch sends whole boundaries between stages, met true; nearest: false"
     splits_backward = find_rule(layout.schedule).splits_backward
     if splits_backward and any(layout.offload.parameters):

@@ -81,8 +81,8 @@ class GroupBounds:
     def family_bound(self, family: Layout) -> float:
         """Return a lower bound of the steps of a family's layouts in seconds; 0 where devices differ.
 
-        A rank of some position computes for every microbatch at least its share of all blocks, and at least as many
-        layers as there are a position, rounded up.
+        A rank of some position computes for every microbatch at least its share of all blocks, and at least the mean
+        number of layers of a position, rounded up.
         """
         if not self._devices_alike:
             return 0.0
@@ -96,7 +96,7 @@ class GroupBounds:
 
         Some position then is busy for every microbatch with at least its share of all blocks, collectives included.
         """
-        # gradients that leave whole: no kernels of their own add them
+        # with ZeRO 2 gradients leave as they are made, so that no kernels that add them are counted
         plan = complete(self.problem, replace(family, schedule="gpipe", stages="balanced", zero=2))
         least_ticks = min(self._find_least_work(plan, overlap) for overlap in {False, family.sequence_parallel})
         return to_seconds(plan.num_microbatches * ceil(least_ticks / family.pipeline))

@@ -147,8 +147,9 @@ class LongestPaths:
         # In floats, because integers would overflow unseen before the check.
         work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
         ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in ending_table[1:])
-        if (work[steps.lane] + ending_work[steps.ending]).max() > MAX_TICKS:
-            raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {work.max():.3g}")
+        most_work = (work[steps.lane] + ending_work[steps.ending]).max()
+        if most_work > MAX_TICKS:
+            raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {most_work:.3g}")
         pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
         pass_times = walk(arrangement, passes, sends)
         return finish_steps(steps, pass_times, bucket_ticks, ending_table, arrangement.last_stages, pairs)

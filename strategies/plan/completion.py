@@ -91,7 +91,7 @@ def layout_without_stages(plan: Plan) -> Layout:
     return Layout(
         **step_decisions(plan) | degrees | {"attention": plan.attention or Attention.RING},
         order=_find_order(plan),
-        zero_shards=plan.shards // plan.context if plan.replica > 1 else 0,
+        zero_shards=plan.data // plan.replica if plan.replica > 1 else 0,
     )
 
 

@@ -37,12 +37,12 @@ USUAL_SCHEDULES = (*CORE_SCHEDULES, "zb1p", "interleaved_zero_bubble", "zbv")
 
 
 class Level(Enum):
-    """Where in a search a decision is taken; each level is decided within the one before."""
+    """Where in a search a decision is taken: the first four one within the other, then rows and columns of a group."""
 
     DEGREE = auto()
     """The number of ranks along an axis of the mesh."""
     FAMILY = auto()
-    """With the degrees, all that the cost tables of operators depend on; shared by the layouts of a family."""
+    """With the degrees, the mesh, the cuts of operators and the microbatch; shared by the layouts of a family."""
     SCHEDULE = auto()
     """The schedule, its chunks and its stages."""
     GROUP = auto()

@@ -139,7 +139,7 @@ class Mesh:
         >>> Mesh((Axis("pipeline", 2), Axis("data", 3), Axis("tensor", 4))).coordinate(17, "data")
         1
         """
-        # `stride` raises for an axis that the mesh does not have
+        # an axis that the mesh does not have has one rank, and `stride` would raise
         return rank // self.stride(name) % self.size(name) if self.size(name) > 1 else 0
 
     def group_size(self, kind: str) -> int:

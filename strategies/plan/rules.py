@@ -67,10 +67,11 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 
 
 def need_violations(layout: StepDecisions) -> Iterator[Violation]:
-    """Yield a violation for every decision that has another value than its default without what that needs."""
+    """Yield a violation for every decision of a step that is not its default and lacks what that needs."""
     for item in STEP_DECISIONS:
         value = getattr(layout, item.name)
-        if item.needs is None or value == item.default or value not in item.values or item.is_free(layout):
+        is_unknown = item.values and value not in item.values  # another rule says so
+        if item.needs is None or value == item.default or is_unknown or item.is_free(layout):
             continue
         (name, values), value_text = item.needs, str(value).lower() if isinstance(value, bool) else value
         yield Violation(

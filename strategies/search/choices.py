@@ -150,7 +150,7 @@ MIN_BUSY_SHARE = 7 / 8
 _GROUP_NAMES = names_at(Level.GROUP)
 """The decisions that all members of a group share besides the schedule."""
 
-_PASS_FLAGS = tuple(name for name in PASS_DECISIONS if name != "recompute")
+_PASS_NAMES = tuple(name for name in PASS_DECISIONS if name != "recompute")
 _STATE_NAMES = tuple(name for name in STATE_DECISIONS if name != "offload")
 """The decisions of a row and of a column that are chosen from a list of values."""
 
@@ -216,7 +216,7 @@ class Choices:
 
     def count_layouts(self, family: Layout) -> int:
         """Return how many layouts a family has."""
-        # the key has every property of a family on which the number depends; no family is listed twice for one key
+        # the key has every property of a family on which the number depends: families of equal keys have equally many
         cut_key = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
         group_key = tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES)
         rank_key = family.replicas > 1, family.zero_shards > 0
@@ -254,7 +254,7 @@ class Choices:
             **{name: self._list_values_beside(layout, name) for name in _GROUP_NAMES},
             "offload": self._allowed_offloads,
             "recompute": [pass_choice.recompute for pass_choice in self.list_passes(layout)],
-            **{name: sorted(DECISIONS[name].values) for name in ("sequence_parallel", *_PASS_FLAGS)},
+            **{name: sorted(DECISIONS[name].values) for name in ("sequence_parallel", *_PASS_NAMES)},
             **{
                 name: dict.fromkeys(getattr(state, name) for state in self.list_states(layout)) for name in _STATE_NAMES
             },
@@ -559,7 +559,7 @@ class Choices:
         rule, counts = find_rule(layout.schedule), self._count_layers(layout.pipeline * layout.chunks, layout.stages)
         flag_values = tuple(
             tuple(value for value in self.list_values(name) if _is_legal_pass(layout, name, value))
-            for name in _PASS_FLAGS
+            for name in _PASS_NAMES
         )
         runs_whole = not rule.splits_backward and rule.pairs is list_no_pairs and not rule.is_asynchronous
         key = (counts, flag_values, runs_whole, layout.pipeline)
@@ -569,7 +569,7 @@ class Choices:
                 StepDecisions(
                     recompute=recompute,
                     offload=Offloading(activations=activations),
-                    **dict(zip(_PASS_FLAGS, flags, strict=True)),
+                    **dict(zip(_PASS_NAMES, flags, strict=True)),
                 )
                 for recompute, *flags, activations in product(
                     self._list_recomputes(max(counts)), *flag_values, activation_choices
@@ -676,7 +676,7 @@ class Choices:
         return core if self.space.core else wide if self.space.wide else usual
 
 
-_LOOPED_SCHEDULES = frozenset({"interleaved", "looped_bfs", "interleaved_zero_bubble"})
+_LOOPED_SCHEDULES = frozenset(name for name, rule in SCHEDULES.items() if rule.chunks == (1, None))
 """Schedules that with one chunk per rank are the same as another schedule."""
 
 

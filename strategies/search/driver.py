@@ -345,8 +345,8 @@ def _find_gap(best: Trial | None, lower_bound: float | None) -> float | None:
 def _list_frugal_layouts(problem: Problem, space: Space) -> Iterator[Layout]:
     """Yield the layouts of a space that need little memory.
 
-    Microbatches are of 1 sequence unless the space limits them, and groups with full recompute have it. Where the
-    space has no such layouts, all of it.
+    Microbatches are of 1 sequence unless the space limits them, and of groups that offer full recompute only those rows
+    count. Where the space has no such layouts, all of it.
     """
     frugal_space = space if space.microbatch else space.with_limits(microbatch=(1,))
     for group in groups(problem, frugal_space):
@@ -357,7 +357,7 @@ def _list_frugal_layouts(problem: Problem, space: Space) -> Iterator[Layout]:
 
 
 def _is_accepted(problem: Problem, space: Space, plan: Plan) -> bool:
-    """Return whether a plan keeps the limits that an algorithm may break which divides stages by itself."""
+    """Return whether a plan keeps the limits that an algorithm that divides stages by itself may break."""
     return keeps_limits(problem, space, plan) and (
         space.accepts is None or not space.accepts.list_refusals(problem, plan)
     )

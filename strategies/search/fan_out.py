@@ -83,6 +83,8 @@ class Evaluator:
             try:
                 return future.result(POLL_SECONDS)
             except TimeoutError:
+                if future.done():  # it is the evaluation that raised it
+                    raise
                 check_deadline()
 
     def find_trial(self, plan: Plan) -> Trial | None:

@@ -143,6 +143,19 @@ def test_an_error_in_a_worker_is_the_error_of_the_search() -> None:
         search(Exhaustive(), PROBLEM, budget=3, costs=Evaluator(SimulatedCost(PROBLEM), Broken()))
 
 
+def test_an_evaluation_that_runs_out_of_its_own_time_is_no_wait_without_end() -> None:
+    class TimedOut(Executor):
+        def submit(self, work: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(TimeoutError("the scheduler lost the worker"))
+            return future
+
+    evaluator = Evaluator(FakeCost(), TimedOut())
+    evaluator.begin(PLANS[:1])
+    with pytest.raises(TimeoutError, match="lost the worker"):
+        evaluator.evaluate(PLANS[0])
+
+
 def test_ctrl_c_is_left_to_the_parent() -> None:
     with processes(1) as executor:
         assert SIGINT in executor.submit(pthread_sigmask, SIG_BLOCK, ()).result()
