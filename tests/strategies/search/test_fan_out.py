@@ -150,7 +150,7 @@ def test_an_evaluation_that_runs_out_of_its_own_time_is_no_wait_without_end() ->
             future.set_exception(TimeoutError("the scheduler lost the worker"))
             return future
 
-    evaluator = Evaluator(FakeCost(), TimedOut())
+    evaluator = Evaluator(SimulatedCost(PROBLEM), TimedOut())
     evaluator.begin(PLANS[:1])
     with pytest.raises(TimeoutError, match="lost the worker"):
         evaluator.evaluate(PLANS[0])
