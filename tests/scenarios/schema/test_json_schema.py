@@ -43,7 +43,7 @@ def validator(kind: str) -> Draft202012Validator:
 def test_the_file_is_the_schema_of_this_version() -> None:
     met = (library.find_root() / library.SCHEMA).read_text("utf-8")
     assert met == format_schema(), (
-        "python -c 'from meshwise.scenarios.schema.json_schema import *; print(schema_text(), end=\"\")' writes it"
+        "python -c 'from meshwise.scenarios.schema.json_schema import *; print(format_schema(), end=\"\")' writes it"
     )
 
 
