@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwise.scenarios.files.checking import check_table, read_sound_sections
-from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
+from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.fields import Table
 from meshwise.scenarios.files.library import find_scenario
 from meshwise.scenarios.files.reader import Document, FieldPath, read_content, read_document
@@ -23,7 +23,13 @@ from meshwise.scenarios.inputs.cluster_file import (
 )
 from meshwise.scenarios.inputs.graph_file import load_graph
 from meshwise.scenarios.inputs.named_files import load_model, resolve_reference, with_schedule
-from meshwise.scenarios.inputs.plan_table import build_layout, list_rule_violations, to_pins
+from meshwise.scenarios.inputs.plan_table import (
+    PLAN_KEYS,
+    build_layout,
+    list_plan_violations,
+    list_rule_violations,
+    to_pins,
+)
 from meshwise.scenarios.inputs.remarks import list_assumptions, list_unusual
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Measured, Scenario, SearchSettings
@@ -45,9 +51,8 @@ from meshwise.simulator.models.model import Model, build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.operators.choices import resolve_pins
-from meshwise.strategies.operators.operator_plan import cuts_operators, list_operator_violations
-from meshwise.strategies.plan.completion import complete, recover_layout
-from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Violation
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Violation
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 
@@ -280,11 +285,6 @@ def _build_violation_fault(
     return document.fault((*path, fields.get(field, field), *rest_path), violation.message)
 
 
-_DOCUMENT_FIELDS = dict.fromkeys(DECISIONS, "mesh") | {item.name: item.key for item in STEP_DECISIONS}
-_DOCUMENT_FIELDS["stages"] = "stages"
-"""The key of a plan document by decision of a layout."""
-
-
 def _read_plan_document(problem: Problem, document: Document, path: FieldPath, faults: Faults) -> Plan | None:
     """Return the plan of a plan document; add faults and return None where it is not a plan of this problem."""
     data = document.data
@@ -293,26 +293,11 @@ def _read_plan_document(problem: Problem, document: Document, path: FieldPath, f
     num_faults = len(faults)
     with _collect_faults(document, path, faults, PlanDocument.model_fields):
         plan = Plan.from_json(data)
-        layout = None if cuts_operators(problem, plan) else recover_layout(problem, plan)
-        operator_violations = list(list_operator_violations(problem, plan)) if layout is None else []
+        violations = list_plan_violations(problem, plan)
     if len(faults) > num_faults:
         return None
-    violations = operator_violations if layout is None else list_rule_violations(problem, layout)
-    faults.extend(_build_violation_fault(document, path, violation, _DOCUMENT_FIELDS) for violation in violations)
-    if layout is not None and not violations:
-        # a file may have been edited, or be of another model: every field has to follow from its layout and the problem
-        expected_plan = complete(problem, layout)
-        for name in Plan.__dataclass_fields__:
-            key, expected, value = _DOCUMENT_FIELDS.get(name, name), getattr(expected_plan, name), getattr(plan, name)
-            if expected != value:
-                faults.append(document.fault((*path, key), _describe_mismatch(key, expected, value)))
-    return plan if len(faults) == num_faults else None
-
-
-def _describe_mismatch(name: str, expected: Any, value: Any) -> str:
-    if isinstance(value, int | str):
-        return f"{name} follows from the scenario: {format_value(expected)}, met {format_value(value)}"
-    return f"{name} is that of the scenario's model and mesh; met one of another model or mesh"
+    faults.extend(_build_violation_fault(document, path, violation, PLAN_KEYS) for violation in violations)
+    return None if violations else plan
 
 
 def _build_search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwise.executor.launch.processes import lock_folder
 from meshwise.scenarios.inputs.graph_file import GraphModel
+from meshwise.scenarios.inputs.plan_table import list_plan_violations
 from meshwise.scenarios.inputs.remarks import list_machine_assumptions
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.search_journal import SearchJournal
@@ -226,11 +227,15 @@ class Scenario:
         return (*self.problem.cluster.estimated, *warning_lines)
 
     def choose_plan(self, plan: Plan | None = None) -> Plan:
-        """Return ``plan``, by default the scenario's own; ``ValueError`` where there is neither."""
-        result = plan or self.plan
-        if result is None:
-            raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
-        return result
+        """Return ``plan``, by default the scenario's own; ``ValueError`` where there is neither, or it is of no use."""
+        if plan is None or plan == self.plan:
+            if self.plan is None:
+                raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
+            return self.plan
+        violation = next(iter(list_plan_violations(self.problem, plan)), None)
+        if violation is not None:
+            raise ValueError(f"plan: {violation.field}: {violation.message}")
+        return plan
 
     def on(self, cluster: Cluster, warnings: "tuple[Fault, ...]" = ()) -> "Scenario":
         """Return the scenario on as many devices of another machine, such as one that `meshwise calibrate` measured.

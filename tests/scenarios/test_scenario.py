@@ -48,3 +48,24 @@ def test_a_space_is_the_word_wide_or_limits_of_any_field(tmp_path: Path) -> None
         offload=(Offloading(), Offloading(optimizer=(1.0,))),
         order=(("data", "pipeline", "tensor"),),
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"microbatch": 0}, "plan: microbatch: microbatch is at least 1, met 0"),
+        ({"zero": 7}, "plan: zero: zero is 0, 1, 2 or 3, met 7; nearest: 3"),
+        ({"num_microbatches": 3}, "plan: num_microbatches: num_microbatches follows from the scenario: .*, met 3"),
+    ],
+)
+def test_a_plan_that_is_none_of_the_scenario_is_refused(change: dict[str, int], message: str) -> None:
+    scenario = load("local/dp2")
+    plan = replace(scenario.choose_plan(), **change)
+    with pytest.raises(ValueError, match=message):
+        scenario.simulate(plan)
+
+
+def test_a_plan_of_the_scenario_with_another_decision_is_simulated() -> None:
+    scenario = load("local/dp2")
+    recomputed = replace(scenario.choose_plan(), recompute=Recompute.FULL)
+    assert scenario.simulate(recomputed).step_time > scenario.simulate().step_time
