@@ -19,7 +19,7 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.model import Model
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.completion import complete, recover_layout
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DECISIONS, Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -226,8 +226,21 @@ class Scenario:
         warning_lines = (f"{fault.field} {fault.message}" for fault in self.warnings)
         return (*self.problem.cluster.estimated, *warning_lines)
 
-    def choose_plan(self, plan: Plan | None = None) -> Plan:
-        """Return ``plan``, by default the scenario's own; ``ValueError`` where there is neither, or it is of no use."""
+    def choose_plan(self, plan: Plan | Layout | None = None) -> Plan:
+        """Return a plan or the plan of a layout, by default the scenario's own.
+
+        Decisions of a layout may be words and lists, as in a file: ``recompute="full"``.
+
+        Raises
+        ------
+        ValueError
+            Where there is none, or it breaks a rule or does not follow from the scenario.
+        """
+        if isinstance(plan, Layout):
+            parsers = {item.name: item.parse for item in DECISIONS.values() if item.parse is not None}
+            stated = {name: getattr(plan, name) for name in parsers}
+            plain = {name: value for name, value in stated.items() if type(value) in (str, list, dict)}
+            plan = complete(self.problem, replace(plan, **{name: parsers[name](plain[name]) for name in plain}))
         if plan is None or plan == self.plan:
             if self.plan is None:
                 raise ValueError(f"{self.file}: plan: a plan is needed; write one, name a plan file or search for one")
@@ -259,7 +272,7 @@ class Scenario:
         offloads = self.plan is not None and bool(self.plan.offload)
         return tuple(list_machine_assumptions(self.problem.cluster, offloads=offloads))
 
-    def simulate(self, plan: Plan | None = None, engine: str = "discrete_event") -> "Simulation":
+    def simulate(self, plan: Plan | Layout | None = None, engine: str = "discrete_event") -> "Simulation":
         """Return one simulated step of a plan, by default the scenario's own: its time, its memory and their parts.
 
         ``engine`` is ``discrete_event`` or ``longest_path``.
@@ -357,7 +370,7 @@ class Scenario:
 
     def execute(
         self,
-        plan: Plan | None = None,
+        plan: Plan | Layout | None = None,
         options: "RunOptions | None" = None,
         *,
         folder: str | Path | None = None,
@@ -415,7 +428,7 @@ class Scenario:
             spec = self.to_executable_spec()
             return execute(spec, training, chosen_plan, options, folder=run_folder, progress=progress, warn=warn)
 
-    def check(self, plan: Plan | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
+    def check(self, plan: Plan | Layout | None = None, progress: Callable[[str], None] = lambda text: None) -> "Check":
         """Return the simulator's memory and collectives compared with those of the executor's own model.
 
         Only one rank of every kind is built, on tensors without data, so the plan may have any number of ranks.
@@ -447,7 +460,7 @@ class Scenario:
             self.to_executable_spec(), self.problem.training, self.choose_plan(), options, folder=folder, warn=warn
         )
 
-    def check_executable(self, plan: Plan | None = None) -> None:
+    def check_executable(self, plan: Plan | Layout | None = None) -> None:
         """Raise ``ValueError`` where this machine cannot run ``plan``, the scenario's own by default."""
         from meshwise.executor.launch.run import require_supported
 

@@ -166,8 +166,11 @@ class Spans(Deferred[Span]):
     """Spans that are computed at their first use: as columns, and from those as objects."""
 
     def __init__(self, columns: Callable[[], SpanColumns]) -> None:
-        super().__init__(lambda: self.columns.to_spans())
+        super().__init__(self._to_objects)
         self._make_columns = columns
+
+    def _to_objects(self) -> tuple[Span, ...]:
+        return self.columns.to_spans()
 
     @cached_property
     def columns(self) -> SpanColumns:

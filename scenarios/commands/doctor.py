@@ -3,6 +3,7 @@
 from meshwise.executor.launch.doctor import build_report
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, print_rows
+from meshwise.simulator.units import format_size
 
 
 def doctor(as_json: Json = False) -> None:
@@ -11,7 +12,8 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         emit(facts)
     else:
-        print_rows((key, _format_value(value)) for key, value in facts.items())
+        rows = facts | {"memory": format_size(facts["memory"]), "missing": facts["missing"] or "nothing"}
+        print_rows((key, _format_value(value)) for key, value in rows.items())
 
 
 def _format_value(value: object) -> str:

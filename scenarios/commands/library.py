@@ -1,5 +1,6 @@
 """``meshwise list``: what a scenario can name."""
 
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
@@ -80,7 +81,8 @@ def _split_words(network: object) -> str:
 
 
 def _first_line(documented_object: object) -> str:
-    return (documented_object.__doc__ or "").strip().splitlines()[0].removeprefix("Return ").replace("]_", "]")
+    line = (documented_object.__doc__ or "").strip().splitlines()[0].removeprefix("Return ")
+    return re.sub(r" \[\d+\]_|``", "", line)  # what a terminal cannot follow: references and marks of code
 
 
 def _read_title(scenario: str) -> str:

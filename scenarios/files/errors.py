@@ -72,7 +72,7 @@ def suggest_nearest(value: str, names: Iterable[str]) -> str:
     >>> suggest_nearest("h100", ["v100", "eos-h100", "dgx-h100"])
     '; nearest: dgx-h100, eos-h100'
     """
-    name_list = list(names)
+    name_list = list(dict.fromkeys(names))
     matches = sorted(
         (name for name in name_list if value and value.lower() in name.lower()), key=lambda match: (len(match), match)
     )

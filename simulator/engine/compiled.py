@@ -4,11 +4,13 @@ The loops are plain functions of arrays. Without numba, Python runs them on list
 each loop is written once.
 """
 
+import os
 import sys
 from collections.abc import Callable, MutableSequence, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +48,21 @@ def installed() -> bool:
 @cache
 def compile_loop(loop: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loop as machine code, which is kept on disk between runs if possible."""
-    njit = import_module("numba").njit
+    numba = import_module("numba")
+    stated_folder = numba.config.CACHE_DIR
     try:
-        return njit(cache=True)(loop)  # type: ignore[no-any-return]
+        # not beside the source: what an uninstalled version leaves there would hide another installation
+        numba.config.CACHE_DIR = stated_folder or str(find_cache_folder())
+        return numba.njit(cache=True)(loop)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder in which numba could keep it
-        return njit(loop)  # type: ignore[no-any-return]
+        return numba.njit(loop)  # type: ignore[no-any-return]
+    finally:
+        numba.config.CACHE_DIR = stated_folder
+
+
+def find_cache_folder() -> Path:
+    """Return the user's folder for files that can be made again; ``RuntimeError`` where the user has none."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwise"
 
 
 def run_loop(

@@ -3,8 +3,8 @@
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "simulator/machine/compute.py",
-        "itemsize = ITEMSIZE[block.tensor[operator.inputs[0]].dtype]",
-        "itemsize = ITEMSIZE[block.tensor[operator.inputs[(-1)]].dtype]",
+        "input_dtype = block.tensor[operator.inputs[0]].dtype",
+        "input_dtype = block.tensor[operator.inputs[(-1)]].dtype",
     ): "both operands of a product have one dtype",
     (
         "strategies/explanation/sensitivity.py",
@@ -218,8 +218,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0]._replace(offload=NO_OFFLOADING))",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[(-1)]._replace(offload=NO_OFFLOADING))",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[0], offload=NO_OFFLOADING))",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[(-1)], offload=NO_OFFLOADING))",
     ): "passes cost and keep the same under all states of a class",
     (
         "strategies/bounds/group_bounds.py",

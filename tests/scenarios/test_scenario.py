@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from meshwise import load
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.space import Space
 
@@ -69,3 +71,14 @@ def test_a_plan_of_the_scenario_with_another_decision_is_simulated() -> None:
     scenario = load("local/dp2")
     recomputed = replace(scenario.choose_plan(), recompute=Recompute.FULL)
     assert scenario.simulate(recomputed).step_time > scenario.simulate().step_time
+
+
+def test_a_layout_is_simulated_as_the_plan_that_it_completes_to() -> None:
+    scenario = load("local/dp2")
+    layout = Layout(data=2, microbatch=1, recompute=Recompute.FULL)
+    assert scenario.simulate(layout).step_time == scenario.simulate(complete(scenario.problem, layout)).step_time
+    assert scenario.simulate(replace(layout, recompute="full")).step_time == scenario.simulate(layout).step_time
+    with pytest.raises(ValueError, match="recompute"):
+        scenario.simulate(replace(layout, recompute="most"))
+    with pytest.raises(ValueError, match="data: data\\(3\\)"):
+        scenario.simulate(replace(layout, data=3))

@@ -3,6 +3,7 @@
 Run ``python -m tests.studies.combinations`` to write the table in ``docs/combinations.md``.
 """
 
+import argparse
 from collections.abc import Iterator, Mapping
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -140,4 +141,6 @@ def format_table() -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.studies.combinations", description=__doc__)
+    parser.parse_args()
     Path("docs/combinations.md").write_text(format_table())

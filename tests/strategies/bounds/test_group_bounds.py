@@ -119,7 +119,7 @@ def test_a_table_is_the_bounds_of_its_members_where_parameters_stay(
 @pytest.mark.parametrize("schedule", ["1f1b", "naive"])
 def test_a_table_has_the_bounds_of_communication_beside_products(schedule: str, bandwidth: float) -> None:
     layout = Layout(tensor=4, pipeline=2, sequence_parallel=True, schedule=schedule, stages=(3, 5))
-    passes = tuple(each._replace(overlap_tensor=beside) for each in PASSES for beside in (True, False))
+    passes = tuple(replace(each, overlap_tensor=beside) for each in PASSES for beside in (True, False))
     costs, group = SimulatedCost(on_one_node(bandwidth=bandwidth)), whole(layout, passes, STATES[:1])
     np.testing.assert_array_equal(costs.group_bounds(group), bounds(costs, group))
 
