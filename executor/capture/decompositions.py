@@ -199,19 +199,18 @@ def instance_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     use_input_stats: bool,
-    momentum: float,
-    epsilon: float,
-    cudnn_enabled: bool,
+    *settings: float,
 ) -> Tensor:
-    """Return the norm of each channel of each sample.
+    """Return the norm of each channel of each sample; ``settings`` are momentum, epsilon and whether to use cuDNN.
 
     torch's own decomposition makes the batch size a number of the graph; it is used only where the norm has running
     statistics. Ulyanov et al. 2016, "Instance normalization".
     """
     if running_mean is not None or not use_input_stats:
-        arguments = running_mean, running_var, use_input_stats, momentum, epsilon, cudnn_enabled
+        arguments = running_mean, running_var, use_input_stats, *settings
         decomposition: Tensor = aten.instance_norm.default.decompose(image, weight, bias, *arguments)
         return decomposition
+    _, epsilon, _ = settings
     inner = list(range(2, image.dim()))
     count = prod(image.shape[2:])
     centred_image = image - image.sum(inner, keepdim=True) / count
