@@ -49,6 +49,7 @@ RunChoice = tuple[Any, ...]
 """The values of `PASS_DECISIONS`: what the ticks of passes depend on."""
 
 _read_run_choice = attrgetter(*PASS_DECISIONS)
+_read_pass_flags = attrgetter(*(name for name in PASS_DECISIONS if name != "recompute"))
 _read_states = attrgetter(*(name for name in STATE_DECISIONS if name != "offload"))
 StageSite = tuple[int, Boundary, int]
 """The kind of a stage, the data at its ends, and its pipeline position."""
@@ -160,7 +161,8 @@ class GroupBounds:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
         plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[0], offload=NO_OFFLOADING))
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
-        quickest_choices = list(dict.fromkeys(replace(choice, recompute=Recompute.NONE) for choice in passes))
+        distinct_choices = {_read_pass_flags(choice): choice for choice in passes}.values()
+        quickest_choices = [replace(choice, recompute=Recompute.NONE) for choice in distinct_choices]
         nothing = np.full((len(passes), len(states)), inf)
         if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:
             return nothing
