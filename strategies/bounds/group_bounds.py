@@ -256,13 +256,13 @@ class GroupBounds:
         """Return, for every run choice and kind of stage, the ticks of forward, of backward, and of a rank's work."""
         tables: tuple[list[tuple[int, ...]], ...] = ([], [], [])
         for run_choice in run_choices:
-            chosen_plan = replace(plan, **dict(zip(PASS_DECISIONS, run_choice, strict=True)))
-            recompute = cast(StageRecompute, chosen_plan.recompute)
-            recomputed_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=recompute.layer), rank)
+            values = dict(zip(PASS_DECISIONS, run_choice, strict=True))
+            recompute: StageRecompute = values["recompute"]
+            recomputed_ticks = self._list_stage_ticks(replace(plan, **values | {"recompute": recompute.layer}), rank)
             if recompute.layers is None:
                 rows = [stage_ticks[:3] for stage_ticks in recomputed_ticks]
             else:
-                plain_ticks = self._list_stage_ticks(replace(chosen_plan, recompute=Recompute.NONE), rank)
+                plain_ticks = self._list_stage_ticks(replace(plan, **values | {"recompute": Recompute.NONE}), rank)
                 rows = [
                     plain.with_recomputed(recomputed, recompute.layers)
                     for plain, recomputed in zip(plain_ticks, recomputed_ticks, strict=True)
