@@ -4,7 +4,6 @@ A busy neighbour of a core, or a slower machine, takes a fixed loop as much long
 time of the work is told as a multiple of that loop's, in the seconds of a machine on which the loop takes `LOOP`.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import process_time
@@ -23,14 +22,9 @@ class CpuTime:
 def measure_cpu() -> Iterator[CpuTime]:
     """Measure the CPU time of a block between two runs of the loop, of which the slower one counts."""
     spent, before = CpuTime(), loop_seconds()
-    # garbage is looked for among the objects of the block alone, not among those that earlier tests have left
-    gc.freeze()
-    try:
-        start = process_time()
-        yield spent
-        elapsed = process_time() - start
-    finally:
-        gc.unfreeze()
+    start = process_time()
+    yield spent
+    elapsed = process_time() - start
     spent.seconds = elapsed * LOOP / max(before, loop_seconds())
 
 

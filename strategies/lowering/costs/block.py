@@ -173,7 +173,6 @@ class BlockCosts:
         return self._number_plan(plan)[3]
 
     def _number_plan(self, plan: Plan) -> tuple[Plan | None, int, int, int]:
-        # Many methods ask about one plan in a row, so that its numbers are looked up once.
         """Return the plan, and its numbers for cuts, for passes without recomputation, and for passes with it."""
         if self._latest_keys[0] is not plan:  # much is asked about one plan after another
             key = (plan.mesh.axes, self._sharding_numbers.number_identical(plan.shardings))
