@@ -5,17 +5,20 @@ that the simulation reaches, because memory changes only on each rank's in-order
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.engine import simulate, step_ticks, step_time
 from meshwise.simulator.units import to_seconds
 from meshwise.strategies.bounds.group_bounds import FloatArray, GroupBounds
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.bounds.path_times import find_path_times
+from meshwise.strategies.bounds.path_times import LongestPaths
 from meshwise.strategies.bounds.step_time import StepBounds
 from meshwise.strategies.evaluation import Evaluation, Resource, compute_resource_times
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
@@ -59,6 +62,19 @@ class CostModel(Protocol):
         """Raise, to end the search, where its time for looking at plans is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedMemory:
+    """The bytes of the fullest device and the seconds of a step that a simulation finds for a plan.
+
+    ``fits`` says whether all devices and hosts have the memory they need, ``hosts_fit`` whether all hosts have.
+    """
+
+    peak: int
+    fits: bool
+    hosts_fit: bool
+    step_time: float
+
+
 class SimulatedCost:
     """The cost model by simulation of one problem; everything that plans share is computed once."""
 
@@ -66,7 +82,7 @@ class SimulatedCost:
         self.problem, self.engine = problem, engine
         self.costs = StageCosts(problem)
         self._plan_memory, self._bounds = self.costs.get_shared(PlanMemory), self.costs.get_shared(StepBounds)
-        self._groups = self.costs.get_shared(GroupBounds)
+        self._groups, self._paths = self.costs.get_shared(GroupBounds), self.costs.get_shared(LongestPaths)
 
     def __reduce__(self) -> tuple[type["SimulatedCost"], tuple[Problem, str]]:
         """Pickle without the caches: a copy computes them again."""
@@ -77,11 +93,11 @@ class SimulatedCost:
 
     def peak_memory(self, plan: Plan) -> float:
         """Return the peak memory in bytes of the fullest device, exactly that of the simulation."""
-        return self._plan_memory.peak(plan)
+        return self._simulate_plan(plan).peak if self.memory_needs_simulation(plan) else self._plan_memory.peak(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device and every host has the memory that the plan needs there."""
-        return self._plan_memory.fits(plan)
+        return self._simulate_plan(plan).fits if self.memory_needs_simulation(plan) else self._plan_memory.fits(plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return step time and memory; a plan that does not fit is simulated only where its memory needs that."""
@@ -92,13 +108,26 @@ class SimulatedCost:
 
     def step_time(self, plan: Plan) -> float:
         """Return the step time in seconds, whether the plan fits or not."""
-        if self.engine == "discrete_event" and self._plan_memory.needs_simulation(plan):
-            return self._plan_memory.simulate_plan(plan).step_time
+        if self.engine == "discrete_event" and self.memory_needs_simulation(plan):
+            return self._simulate_plan(plan).step_time
         return step_time(lower(self.problem, plan, costs=self.costs), self.engine)
 
     def hosts_fit(self, plan: Plan) -> bool:
         """Return whether every host has the memory that the plan needs there, whatever devices need."""
+        if plan.offload and self.memory_needs_simulation(plan):
+            return self._simulate_plan(plan).hosts_fit
         return self._plan_memory.hosts_fit(plan)
+
+    @memoise
+    def _simulate_plan(self, plan: Plan) -> SimulatedMemory:
+        """Return what a simulation of a plan finds."""
+        timeline = simulate(lower(self.problem, plan, costs=self.costs))
+        devices_fit, hosts_fit = (
+            all(profile.peak <= profile.capacity for profile in profiles)
+            for profiles in (timeline.memory, timeline.host_memory)
+        )
+        peak = int(max(profile.peak for profile in timeline.memory))
+        return SimulatedMemory(peak, devices_fit and hosts_fit, hosts_fit, timeline.step_time)
 
     def memory_needs_simulation(self, plan: Plan) -> bool:
         """Return whether only a simulation tells the memory of a plan, because the order of passes does not."""
@@ -126,4 +155,23 @@ class SimulatedCost:
 
     def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
         """Return for every plan the seconds of its longest path: at least the bound, at most the step time."""
-        return [to_seconds(int(ticks)) for ticks in find_path_times(self.costs, plans)]
+        return [to_seconds(ticks) for ticks in self.list_path_ticks(plans)]
+
+    def list_path_ticks(self, plans: Sequence[Plan]) -> list[int]:
+        """Return for every plan the ticks of one step as if no two transfers shared a link.
+
+        They are the longest path of its program; programs of plans that are walked need not be built.
+
+        Raises
+        ------
+        ValueError
+            Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
+        """
+        walked_plans = [plan for plan in plans if self._paths.walks(plan)]
+        walked_ticks = iter(self._paths.ticks(walked_plans).tolist())
+        return [
+            next(walked_ticks)
+            if self._paths.walks(plan)
+            else step_ticks(lower(self.problem, plan, costs=self.costs), "longest_path")
+            for plan in plans
+        ]

@@ -4,7 +4,7 @@ The tensors that autograd saves of a layer [1]_ are copied to the host when the 
 has two buffers, each for the activations of one layer [2]_: the tensors stay on it until the forward of the layer after
 the next needs their buffer. They come back while the layer behind theirs runs backward. The last two layers of a
 microbatch whose backward follows its forward at once are not moved. So the device has the activations of at most two
-layers (`meshwise.strategies.lowering.tasks.contents` says the same of the simulated step). Where copies run beneath
+layers (`meshwise.strategies.lowering.contents` says the same of the simulated step). Where copies run beneath
 computing, the computation waits only for a copy whose buffer it overwrites, or whose values it reads.
 
 A rank on a core is its own host: both are main memory. Memory that torch allocates counts as its device. Memory of its

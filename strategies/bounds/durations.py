@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
 from meshwise.strategies.lowering.costs.kinds import StageKinds
-from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters, norm_ticks, optimizer_ticks
-from meshwise.strategies.lowering.costs.stage import BlockCost, Machine, RankProfile, StageCosts
+from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
 from meshwise.strategies.lowering.costs.weights import summed_elements
-from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import (
     bucket_limit,
     build_buckets,
@@ -17,11 +18,14 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     reduces_in_buckets,
     reduction_bytes,
 )
-from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.lowering.timing import norm_ticks, optimizer_ticks
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, TENSOR
+from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import StageRecompute
 
-CountTicks = Callable[[Accelerator, Training, Plan, Parameters], int]
+CountTicks = Callable[[Accelerator, Training, SharedStates, Parameters], int]
 """Returns the ticks of an update or a read on a device, with the parameters that a rank holds."""
 
 
@@ -74,149 +78,157 @@ class TickTables:
     """Tables of ticks from the costs of one problem; where rank classes at a position differ, of the fastest one."""
 
     def __init__(self, costs: StageCosts) -> None:
-        self.costs = costs
-        self._passes: dict[tuple[StageKinds, int, object], PassTicks] = {}
-        self._sends: dict[tuple[object, ...], SendTicks] = {}
-        self._endings: dict[tuple[object, ...], EndingTicks] = {}
-        self._gathers: dict[tuple[Machine, StageKinds, tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
-        self._buckets: dict[tuple[StageKinds, int, tuple[int, ...], int, bool], tuple[tuple[BucketEnd, ...], ...]] = {}
+        self.costs, self.training = costs, costs.problem.training
 
     def pass_ticks(self, plan: Plan, rank: RankProfile) -> PassTicks:
         """Return the ticks of all passes on a rank."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key)
-        if key not in self._passes:
-            kinds = [self.list_block_costs(plan, stage_kinds, kind, rank) for kind in range(len(stage_kinds.kinds))]
-            forward = (sum(count * cost.forward_ticks for cost, count in runs) for runs in kinds)
-            backward = (sum(count * cost.backward_ticks for cost, count in runs) for runs in kinds)
-            self._passes[key] = PassTicks(tuple(forward), tuple(backward))
-        return self._passes[key]
+        passes, stages, _ = self.costs.find_keys(plan)
+        return self.count_pass_ticks(passes, stages, rank)
 
-    def list_block_costs(
-        self, plan: Plan, stage_kinds: StageKinds, kind: int, rank: RankProfile
-    ) -> list[tuple[BlockCost, int]]:
-        """Return the costs of a stage's blocks on a rank in order, each with how often it occurs in a row."""
-        blocks = self.costs.blocks
-        runs = blocks.list_runs(plan, stage_kinds.kinds[kind], stage_kinds.recompute(plan, kind))
-        return [(blocks.cost(plan, name, rank, recompute_choice), n) for name, n, recompute_choice in runs]
+    @memoise
+    def count_pass_ticks(self, passes: PassKey, stages: StageKey, rank: RankProfile) -> PassTicks:
+        """Return the ticks of all passes on a rank."""
+        kinds = [self.list_block_passes(passes, stages, kind, rank) for kind in range(len(stages.kinds.kinds))]
+        forward = (sum(count * block.forward.ticks for block, count in runs) for runs in kinds)
+        backward = (sum(count * block.backward.ticks for block, count in runs) for runs in kinds)
+        return PassTicks(tuple(forward), tuple(backward))
+
+    def list_block_passes(
+        self, passes: PassKey, stages: StageKey, kind: int, rank: RankProfile
+    ) -> list[tuple[BlockPasses, int]]:
+        """Return the passes of a stage's blocks on a rank in order, each with how often its block occurs in a row."""
+        recompute = stages.find_recompute(passes.recompute, kind)
+        return self.list_kind_passes(passes, stages.kinds, kind, recompute, rank)
+
+    def list_kind_passes(
+        self, passes: PassKey, kinds: StageKinds, kind: int, recompute: StageRecompute, rank: RankProfile
+    ) -> list[tuple[BlockPasses, int]]:
+        """Return the same where the layers of the stage are recomputed so."""
+        run = self.costs.find_batch_run(passes.run, rank.batch)
+        rows = self.costs.blocks.list_runs(run.cut, kinds.kinds[kind], recompute)
+        return [(self.costs.block_passes(run, name, choice, rank), count) for name, count, choice in rows]
 
     def send_ticks(self, plan: Plan, machine: Machine) -> SendTicks:
-        """Return the ticks of the transfers between stages; of a V, those on its way down."""
-        if not isinstance(plan.microbatch, int):
-            # Microbatches differ by rank: the smallest size gives the least ticks, which keeps the tables lower bounds.
-            even_sends = [self.send_ticks(plan.with_microbatch(size), machine) for size in plan.sizes]
-            return SendTicks(*(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*even_sends, strict=True)))
-        stage_kinds, cut_key = self.costs.stage_kinds(plan), self.costs.blocks.cut_key(plan)
-        key = (machine, stage_kinds, plan.positions, cut_key, plan.microbatch, plan.slices_boundaries)
-        if key not in self._sends:
-            if plan.pipeline == 1:
-                self._sends[key] = SendTicks(*[(0,) * len(stage_kinds.kind_of)] * 2)
-            else:
-                boundaries = [self.costs.boundary_bytes(plan, stage) for stage in stage_kinds.first_stages]
-                kinds = stage_kinds.kind_of if plan.looped else stage_kinds.kind_of[: plan.pipeline]
-                sizes = [plan.count_boundary_bytes(boundaries[kind]) for kind in kinds[:-1]]
-                forward = _list_send_ticks(machine, FORWARD, 0, sizes)
-                self._sends[key] = SendTicks((*forward, 0), (0, *_list_send_ticks(machine, BACKWARD, 1, sizes)))
-        return self._sends[key]
+        """Return the ticks of the transfers between stages; of a V, those on its way down.
 
-    def list_buckets(self, plan: Plan, machine: Machine) -> tuple[tuple[BucketEnd, ...], ...]:
+        Where microbatches differ by rank the smallest size gives the least ticks, which keeps the tables lower bounds.
+        """
+        stages = self.costs.find_keys(plan).stages
+        rows = [self._list_sends(machine, stages, size, plan.looped, plan.slices_boundaries) for size in plan.sizes]
+        if len(rows) == 1:
+            return rows[0]
+        return SendTicks(*(tuple(map(min, zip(*columns, strict=True))) for columns in zip(*rows, strict=True)))
+
+    @memoise
+    def _list_sends(self, machine: Machine, stages: StageKey, sequences: int, looped: bool, slices: bool) -> SendTicks:
+        """Return the ticks of the transfers between stages of microbatches of a size, in slices or whole."""
+        kinds = stages.kinds
+        if stages.num_positions == 1:
+            return SendTicks(*[(0,) * len(kinds.kind_of)] * 2)
+        boundaries = [self.costs.count_boundary_bytes(stages, stage, sequences) for stage in kinds.first_stages]
+        kind_of = kinds.kind_of if looped else kinds.kind_of[: stages.num_positions]
+        num_slices = stages.cut.mesh.size(TENSOR) if slices else 1
+        sizes = [boundaries[kind] / num_slices for kind in kind_of[:-1]]
+        forward = _list_send_ticks(machine, FORWARD, 0, sizes)
+        return SendTicks((*forward, 0), (0, *_list_send_ticks(machine, BACKWARD, 1, sizes)))
+
+    @memoise
+    def list_buckets(self, stages: StageKey, states: StateKey) -> tuple[tuple[BucketEnd, ...], ...]:
         """Return the buckets of every kind of stage, in the order in which backward fills them."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        counts_twice = plan.zero >= 3  # each of two blocks that use a tied parameter is a unit that has it
-        key = (stage_kinds, self.costs.blocks.cut_key(plan), plan.positions, bucket_limit(plan), counts_twice)
-        if key not in self._buckets:
-            rank = machine.ranks[0][0]  # parameters are the same on all
-            rows = []
-            for stage in stage_kinds.first_stages:
-                names, cost = plan.stages[stage].blocks, self.costs.stage_cost(plan, stage, rank)
-                buckets = build_buckets(names, cost, self.costs.problem.training.gradient_bytes, bucket_limit(plan))
-                ends = (len(names) - names.index(bucket.last_block) for bucket in buckets)
-                rows.append(
-                    tuple(BucketEnd(end, row.parameters, row.kind) for end, row in zip(ends, buckets, strict=True))
-                )
-            self._buckets[key] = tuple(rows)
-        return self._buckets[key]
+        rows = []
+        for stage in stages.kinds.first_stages:
+            names = stages.stages[stage].blocks
+            # With ZeRO 3 each of two blocks that use a tied parameter is a unit that has it.
+            elements = self.costs.list_gradients(stages, stage, states.zero >= 3)
+            gradients, experts = zip(*elements, strict=True) if elements else ((), ())
+            buckets = build_buckets(names, gradients, experts, self.training.gradient_bytes, bucket_limit(states))
+            ends = (len(names) - names.index(bucket.last_block) for bucket in buckets)
+            rows.append(tuple(BucketEnd(end, row.parameters, row.kind) for end, row in zip(ends, buckets, strict=True)))
+        return tuple(rows)
 
     def ending_ticks(self, plan: Plan, machine: Machine) -> EndingTicks:
         """Return the ticks of what follows the passes."""
-        reduces_early = reduces_in_buckets(self.costs.problem.cluster, plan)
-        stage_kinds, cut_key = self.costs.stage_kinds(plan), self.costs.blocks.cut_key(plan)
-        key = (machine, stage_kinds, plan.positions, cut_key, plan.zero, reduces_early, bucket_limit(plan))
-        if key not in self._endings:
-            training, positions = self.costs.problem.training, self.costs.plan_parameters(plan).positions
-            expert_counts = [parameters.expert_elements for parameters in positions]
-            dense_counts = [parameters.elements - parameters.expert_elements for parameters in positions]
-            shared_counts = ((DATA, dense_counts), (EXPERT_DATA, expert_counts))
-            late_ticks, gather_ticks, summed_ticks = ([0] * plan.pipeline for _ in range(3))
-            for kind, counts in shared_counts if plan.replicas > 1 else ():
-                if not reduces_early:
-                    size = reduction_bytes(training, plan)
-                    _add_ticks(late_ticks, _data_ticks(machine, kind, choose_reduction(plan), counts, size))
-                if plan.zero in (1, 2):
-                    size = training.updated_bytes
-                    _add_ticks(gather_ticks, _data_ticks(machine, kind, Collective.ALL_GATHER, counts, size))
-            axis_parts = zip(*(parameters.replicated_elements for parameters in positions), strict=True)
-            for axis, parts in zip(OPERATOR_AXES, axis_parts, strict=True):
-                shares, size = [summed_elements(plan, elements) for elements in parts], training.gradient_bytes
-                _add_ticks(summed_ticks, _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, size))
-            bucket_ticks: tuple[tuple[int, ...], ...] = ((),) * len(plan.stages)
-            if reduces_early:
-                size = reduction_bytes(training, plan)
-                bucket_ticks = self._list_bucket_ticks(plan, machine, choose_reduction(plan), size)
-            optimizer, norm = self._list_parameter_ticks(plan, machine, optimizer_ticks), self._list_norm_ticks(machine)
-            squares = self._list_parameter_ticks(plan, machine, norm_ticks) if norm else (0,) * plan.pipeline
-            self._endings[key] = EndingTicks(
-                bucket_ticks, tuple(late_ticks), tuple(summed_ticks), optimizer, tuple(gather_ticks), squares, norm
-            )
-        return self._endings[key]
+        _, stages, states = self.costs.find_keys(plan)
+        return self.count_ending_ticks(machine, stages, states)
+
+    @memoise
+    def count_ending_ticks(self, machine: Machine, stages: StageKey, states: StateKey) -> EndingTicks:
+        """Return the ticks of what follows the passes."""
+        training, positions = self.training, self.costs.count_parameters(stages).positions
+        reduces_early = reduces_in_buckets(self.costs.problem.cluster, states)
+        reduction, size = choose_reduction(states), reduction_bytes(training, states)
+        expert_counts = [parameters.expert_elements for parameters in positions]
+        dense_counts = [parameters.elements - parameters.expert_elements for parameters in positions]
+        late_ticks, gather_ticks, summed_ticks = ([0] * stages.num_positions for _ in range(3))
+        for kind, counts in ((DATA, dense_counts), (EXPERT_DATA, expert_counts)) if states.replicas > 1 else ():
+            if not reduces_early:
+                _add_ticks(late_ticks, _data_ticks(machine, kind, reduction, counts, size))
+            if states.zero in (1, 2):
+                ticks = _data_ticks(machine, kind, Collective.ALL_GATHER, counts, training.updated_bytes)
+                _add_ticks(gather_ticks, ticks)
+        axis_parts = zip(*(parameters.replicated_elements for parameters in positions), strict=True)
+        for axis, parts in zip(OPERATOR_AXES, axis_parts, strict=True):
+            shares = [summed_elements(states, elements) for elements in parts]
+            ticks = _data_ticks(machine, axis, Collective.ALL_REDUCE, shares, training.gradient_bytes)
+            _add_ticks(summed_ticks, ticks)
+        bucket_ticks: tuple[tuple[int, ...], ...] = ((),) * len(stages.stages)
+        if reduces_early:
+            bucket_ticks = self._list_bucket_ticks(machine, stages, states, reduction, size)
+        optimizer, norm = (
+            self._list_parameter_ticks(machine, stages, states, optimizer_ticks),
+            self._list_norm_ticks(machine),
+        )
+        squares = self._list_parameter_ticks(machine, stages, states, norm_ticks) if norm else (0,) * len(positions)
+        return EndingTicks(
+            bucket_ticks, tuple(late_ticks), tuple(summed_ticks), optimizer, tuple(gather_ticks), squares, norm
+        )
 
     def gather_ticks(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
         """Return, for every stage, the ticks in which ZeRO 3 gathers its units, in the order of backward."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (machine, stage_kinds, plan.positions, self.costs.blocks.cut_key(plan))
-        if key not in self._gathers:
-            size, kinds = self.costs.problem.training.parameter_bytes, self.list_buckets(plan, machine)
-            bucket_ticks = self._list_bucket_ticks(plan, machine, Collective.ALL_GATHER, size)
-            rows = ((kinds[kind], ticks) for kind, ticks in zip(stage_kinds.kind_of, bucket_ticks, strict=True))
-            self._gathers[key] = tuple(_sum_by_unit(*row) for row in rows)
-        return self._gathers[key]
+        _, stages, states = self.costs.find_keys(plan)
+        return self._list_gather_ticks(machine, stages, states)
+
+    @memoise
+    def _list_gather_ticks(self, machine: Machine, stages: StageKey, states: StateKey) -> tuple[tuple[int, ...], ...]:
+        size, kinds = self.training.parameter_bytes, self.list_buckets(stages, states)
+        bucket_ticks = self._list_bucket_ticks(machine, stages, states, Collective.ALL_GATHER, size)
+        rows = ((kinds[kind], ticks) for kind, ticks in zip(stages.kinds.kind_of, bucket_ticks, strict=True))
+        return tuple(_sum_by_unit(*row) for row in rows)
 
     def _list_bucket_ticks(
-        self, plan: Plan, machine: Machine, collective: Collective, size: float
+        self, machine: Machine, stages: StageKey, states: StateKey, collective: Collective, size: float
     ) -> tuple[tuple[int, ...], ...]:
         """Return, for every stage, the ticks of a collective on each bucket, with ``size`` bytes an element."""
-        kinds = self.list_buckets(plan, machine)
-        ticks: dict[tuple[int, int], tuple[int, ...]] = {}
-        result = []
-        for position, kind in zip(plan.positions, self.costs.stage_kinds(plan).kind_of, strict=True):
-            if (kind, position) not in ticks:
-                ticks[kind, position] = tuple(
-                    _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))
-                    for bucket in kinds[kind]
-                )
-            result.append(ticks[kind, position])
-        return tuple(result)
+        kinds = self.list_buckets(stages, states)
+        sites = list(zip(stages.kinds.kind_of, stages.positions, strict=True))
+        ticks = {
+            (kind, position): tuple(
+                _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))
+                for bucket in kinds[kind]
+            )
+            for kind, position in dict.fromkeys(sites)
+        }
+        return tuple(ticks[site] for site in sites)
 
     def _list_norm_ticks(self, machine: Machine) -> tuple[int, ...]:
         """Return the ticks of the sum of the norm; empty without clipping."""
-        if not self.costs.problem.training.gradient_clipping:
+        if not self.training.gradient_clipping:
             return ()
         if NORM not in machine.table.tables:
             return (0,)
         groups = machine.list_distinct_groups(NORM, SQUARES[0])[0]
         return (machine.least_ticks(NORM, groups, *SQUARES),)
 
-    def _list_parameter_ticks(self, plan: Plan, machine: Machine, count_ticks: CountTicks) -> tuple[int, ...]:
+    def _list_parameter_ticks(
+        self, machine: Machine, stages: StageKey, states: StateKey, count_ticks: CountTicks
+    ) -> tuple[int, ...]:
         """Return, for every position, the least of ``count_ticks`` over its ranks."""
-        training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan)
-        ticks: dict[tuple[object, ...], int] = {}
-        result = []
-        for ranks, parameters in zip(machine.ranks, plan_parameters.positions, strict=True):
-            key = (*(rank.key for rank in ranks), parameters)
-            if key not in ticks:
-                ticks[key] = min(count_ticks(rank.accelerator, training, plan, parameters) for rank in ranks)
-            result.append(ticks[key])
-        return tuple(result)
+        sites = list(zip(machine.ranks, self.costs.count_parameters(stages).positions, strict=True))
+        ticks = {
+            (ranks, parameters): min(count_ticks(rank.accelerator, self.training, states, parameters) for rank in ranks)
+            for ranks, parameters in dict.fromkeys(sites)
+        }
+        return tuple(ticks[site] for site in sites)
 
 
 def _list_send_ticks(machine: Machine, kind: str, first_stage: int, sizes: Sequence[float]) -> tuple[int, ...]:

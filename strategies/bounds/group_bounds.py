@@ -23,20 +23,21 @@ from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 from meshwise.strategies.bounds.durations import TickTables
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.bounds.step_time import StepBounds
-from meshwise.strategies.lowering.costs.block import BlockCost
-from meshwise.strategies.lowering.costs.kinds import Runs
+from meshwise.strategies.lowering.costs.keys import PassKey
+from meshwise.strategies.lowering.costs.kinds import Runs, StageKinds
 from meshwise.strategies.lowering.costs.memory import Boundary, StageMemory, stage_memory
-from meshwise.strategies.lowering.costs.operator import BlockSegments
 from meshwise.strategies.lowering.costs.optimizer import state_bytes
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
-from meshwise.strategies.lowering.costs.stage import RankProfile, StageCosts
+from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
 from meshwise.strategies.plan.layout import CUT_DECISIONS, Layout, StepDecisions
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, count_fraction
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
 from meshwise.strategies.schedules.orders import list_actions
 from meshwise.strategies.schedules.rule import Placement
 from meshwise.strategies.schedules.schedule import KINDS, ActionKind, find_rule
@@ -50,7 +51,6 @@ RunChoice = tuple[Any, ...]
 
 _read_run_choice = attrgetter(*PASS_DECISIONS)
 _read_pass_flags = attrgetter(*(name for name in PASS_DECISIONS if name != "recompute"))
-_read_states = attrgetter(*(name for name in STATE_DECISIONS if name != "offload"))
 StageSite = tuple[int, Boundary, int]
 """The kind of a stage, the data at its ends, and its pipeline position."""
 
@@ -74,10 +74,6 @@ class GroupBounds:
         self.tick_tables, self.step_bounds = costs.get_shared(TickTables), costs.get_shared(StepBounds)
         self.plan_memory = costs.get_shared(PlanMemory)
         self._devices_alike = len(set(self.problem.cluster.device_kinds.tolist())) == 1
-        self._compute_ticks: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._stage_ticks_of: dict[tuple[object, ...], tuple[_StageTicks, ...]] = {}
-        self._memory: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._tails: dict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def family_bound(self, family: Layout) -> float:
         """Return a lower bound of the steps of a family's layouts in seconds; 0 where devices differ.
@@ -104,29 +100,38 @@ class GroupBounds:
 
     def _find_least_work(self, plan: Plan, overlap: bool) -> int:
         """Return the ticks of all blocks for one microbatch, each on the rank that is fastest at it."""
-        ranks = {rank.key: rank for row in self.costs.machine(plan).ranks for rank in row}.values()
-        stage_kinds, blocks = self.costs.stage_kinds(plan), self.costs.blocks
+        ranks = {rank for row in self.costs.machine(plan).ranks for rank in row}
         plan = replace(plan, recompute=Recompute.NONE, overlap_tensor=overlap)
-        ticks = {
-            name: min(_count_work_ticks(blocks.cost(plan, name, rank)) for rank in ranks) for name in stage_kinds.blocks
-        }
-        return sum(ticks[name] * count for kind in stage_kinds.kind_of for name, count in stage_kinds.kinds[kind])
+        passes, stages, _ = self.costs.find_keys(plan)
+        ticks = {}
+        for name in stages.kinds.blocks:
+            blocks = (
+                self.costs.block_passes(self.costs.find_batch_run(passes.run, rank.batch), name, Recompute.NONE, rank)
+                for rank in ranks
+            )
+            ticks[name] = min(map(_count_work_ticks, blocks))
+        return sum(ticks[name] * count for kind in stages.kinds.kind_of for name, count in stages.kinds.kinds[kind])
 
     def _find_compute_ticks(self, family: Layout) -> tuple[int, int]:
         """Return the ticks that all blocks compute for one microbatch, and those of the fastest layer."""
-        key = (*(getattr(family, name) for name in CUT_DECISIONS), family.microbatch)
-        if key not in self._compute_ticks:
-            plan = self._isolate_family(family)
-            rank = self.costs.machine(plan).rank(0)
-            blocks = self.costs.blocks
-            ticks = {
-                name: _count_segment_compute(blocks.plain_segments(plan, name, rank))
-                for name in blocks.block_kinds(plan).by_name
-            }
-            (runs,) = self.costs.stage_kinds(plan).kinds
-            layers = [ticks[name] for name, _ in runs if blocks.block(plan, name).layer]
-            self._compute_ticks[key] = sum(ticks[name] * n for name, n in runs), min(layers, default=0)
-        return self._compute_ticks[key]
+        # Layouts that cut operators alike, on microbatches of one size, stand for one another.
+        choices = {name: getattr(family, name) for name in CUT_DECISIONS} | {"microbatch": family.microbatch}
+        return self._count_compute_ticks(replace(Layout(), **choices))
+
+    @memoise
+    def _count_compute_ticks(self, family: Layout) -> tuple[int, int]:
+        """Return the ticks that all blocks compute for one microbatch, and those of the fastest layer."""
+        plan = self._isolate_family(family)
+        rank, (passes, stages, _) = self.costs.machine(plan).rank(0), self.costs.find_keys(plan)
+        blocks, clock, sequences = self.costs.blocks, self.costs.clock(rank), passes.run.least_sequences
+        ticks = {}
+        for name in stages.cut.kinds.by_name:
+            segments = blocks.plain_segments(stages.cut, name, sequences)
+            timed_segments = clock.time_segments((*segments.forward, *segments.backward))
+            ticks[name] = sum(n for segment, n in timed_segments if segment.collective is None)
+        (runs,) = stages.kinds.kinds
+        layers = [ticks[name] for name, _ in runs if blocks.block(stages.cut, name).layer]
+        return sum(ticks[name] * n for name, n in runs), min(layers, default=0)
 
     def _isolate_family(self, family: Layout) -> Plan:
         """Return a plan that cuts operators as a family does, on as few devices as possible."""
@@ -224,27 +229,22 @@ class GroupBounds:
             return (0,) * plan.pipeline, (0,) * plan.pipeline
         chosen_plan = _with_states(plan, replace(state, offload=NO_OFFLOADING))
         machine, offload = self.costs.machine(chosen_plan), replace(state.offload, activations=())
-        run_options = plan.num_microbatches, plan.overlaps_passes, plan.splits_backward
-        stage_kinds, cut_key = self.costs.stage_kinds(chosen_plan), self.costs.blocks.cut_key(chosen_plan)
-        state_key = *_read_states(state), offload, *run_options
-        key = (machine, stage_kinds, plan.positions, cut_key, state_key)
-        if key not in self._tails:
-            tails = self.step_bounds.tails(chosen_plan, machine, offload)
-            waits = self.step_bounds.reduction_waits(chosen_plan, machine)
-            self._tails[key] = tuple(tails), tuple((plan.num_microbatches - 1) * wait for wait in waits)
-        return self._tails[key]
+        _, stages, state_key = self.costs.find_keys(chosen_plan)
+        tails = self.step_bounds.list_tails(machine, stages, state_key, plan.schedule, offload)
+        waits = self.step_bounds.list_reduction_waits(machine, stages, state_key, plan.schedule)
+        return tails, tuple((plan.num_microbatches - 1) * wait for wait in waits)
 
     def _find_loads(self, plan: Plan, run_choices: Sequence[RunChoice]) -> tuple[IntArray, IntArray, IntArray]:
         """Return, for every run choice and position, the ticks of its first stage's passes, and of all its work."""
-        machine, stage_kinds = self.costs.machine(plan), self.costs.stage_kinds(plan)
+        machine, stages = self.costs.machine(plan), self.costs.find_keys(plan).stages
         forward, backward, work = (np.empty((len(run_choices), plan.pipeline), np.int64) for _ in range(3))
-        known_ticks: dict[object, tuple[IntArray, IntArray, IntArray]] = {}
-        for position in range(plan.pipeline):
-            kinds = [stage_kinds.kind_of[stage] for stage in plan.stages_at(position)]
-            for rank in machine.ranks[position]:
-                if rank.key not in known_ticks:
-                    known_ticks[rank.key] = self._list_pass_ticks(plan, run_choices, rank)
-            rows = [known_ticks[rank.key] for rank in machine.ranks[position]]
+        ticks_of = {
+            rank: self._list_pass_ticks(plan, run_choices, rank)
+            for rank in dict.fromkeys(rank for ranks in machine.ranks for rank in ranks)
+        }
+        for position, ranks in enumerate(machine.ranks):
+            kinds = [stages.kinds.kind_of[stage] for stage in stages.list_stages(position)]
+            rows = [ticks_of[rank] for rank in ranks]
             forward[:, position] = np.minimum.reduce([row[0][:, kinds[0]] for row in rows])
             backward[:, position] = np.minimum.reduce([row[1][:, kinds[0]] for row in rows])
             work[:, position] = np.maximum.reduce([row[2][:, kinds].sum(axis=1) for row in rows])
@@ -258,11 +258,13 @@ class GroupBounds:
         for run_choice in run_choices:
             values = dict(zip(PASS_DECISIONS, run_choice, strict=True))
             recompute: StageRecompute = values["recompute"]
-            recomputed_ticks = self._list_stage_ticks(replace(plan, **values | {"recompute": recompute.layer}), rank)
+            passes, stages, _ = self.costs.find_keys(replace(plan, **values | {"recompute": recompute.layer}))
+            recomputed_ticks = self._list_stage_ticks(passes, stages.kinds, rank, plan.overlaps_passes)
             if recompute.layers is None:
                 rows = [stage_ticks[:3] for stage_ticks in recomputed_ticks]
             else:
-                plain_ticks = self._list_stage_ticks(replace(plan, **values | {"recompute": Recompute.NONE}), rank)
+                passes = self.costs.find_keys(replace(plan, **values | {"recompute": Recompute.NONE})).passes
+                plain_ticks = self._list_stage_ticks(passes, stages.kinds, rank, plan.overlaps_passes)
                 rows = [
                     plain.with_recomputed(recomputed, recompute.layers)
                     for plain, recomputed in zip(plain_ticks, recomputed_ticks, strict=True)
@@ -272,18 +274,17 @@ class GroupBounds:
         forward, backward, work = map(np.array, tables)
         return forward, backward, work
 
-    def _list_stage_ticks(self, plan: Plan, rank: RankProfile) -> tuple["_StageTicks", ...]:
+    @memoise
+    def _list_stage_ticks(
+        self, passes: PassKey, kinds: StageKinds, rank: RankProfile, overlaps_passes: bool
+    ) -> tuple["_StageTicks", ...]:
         """Return the ticks of every kind of stage on a rank where all layers run as the plan says."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, plan.overlaps_passes)
-        if key not in self._stage_ticks_of:
-            rows = []
-            for kind, runs in enumerate(stage_kinds.kinds):
-                block_costs = self.tick_tables.list_block_costs(plan, stage_kinds, kind, rank)
-                is_layer = [self.costs.blocks.block(plan, name).layer for name, _ in runs]
-                rows.append(_sum_passes(block_costs, is_layer, computing=plan.overlaps_passes))
-            self._stage_ticks_of[key] = tuple(rows)
-        return self._stage_ticks_of[key]
+        rows, recompute = [], cast(StageRecompute, passes.recompute)
+        for kind, runs in enumerate(kinds.kinds):
+            blocks = self.tick_tables.list_kind_passes(passes, kinds, kind, recompute, rank)
+            is_layer = [self.costs.blocks.block(passes.run.cut, name).layer for name, _ in runs]
+            rows.append(_sum_passes(blocks, is_layer, computing=overlaps_passes))
+        return tuple(rows)
 
     def _bound_resident(self, plan: Plan, states: Choices) -> tuple[FloatArray, list[int]]:
         """Return lower bounds of the bytes that stay for the whole step, and which of them is each state's."""
@@ -323,8 +324,10 @@ class GroupBounds:
 
     def _list_sites(self, plan: Plan) -> tuple[list[StageSite], list[int]]:
         """Return the different stages by kind, ends and position, and which of them each stage is."""
-        boundaries = [self.costs.buffered_boundary(plan, stage) for stage in range(len(plan.stages))]
-        return _number_distinct(zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=True))
+        passes, stages, _ = self.costs.find_keys(plan)
+        places = range(len(stages.stages))
+        boundaries = [self.costs.find_buffered_boundary(passes.run, stages, stage) for stage in places]
+        return _number_distinct(zip(stages.kinds.kind_of, boundaries, stages.positions, strict=True))
 
     def _list_site_memories(
         self,
@@ -336,37 +339,50 @@ class GroupBounds:
         in_passes: bool,
     ) -> list[tuple[int, ...]]:
         """Return what one microbatch of each stage keeps at least, and what each kind of action adds to that."""
-        stage_kinds, layer_plan = self.costs.stage_kinds(plan), replace(plan, recompute=recompute.layer)
-        memory_key = stage_kinds, self.costs.blocks.cost_key(layer_plan), recompute.layers, in_passes
+        passes, stages, _ = self.costs.find_keys(replace(plan, recompute=recompute.layer))
         result = []
         for kind, boundary, position in sites:
             fraction = fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
-            key = (memory_key, kind, boundary, fraction)
-            if key not in self._memory:
-                blocks = self._list_blocks(layer_plan, stage_kinds.kinds[kind], recompute.layers, fraction)
-                memory = stage_memory(boundary.apply_buffers([] if fraction and any(boundary) else list(blocks)))
-                self._memory[key] = memory.kept_bytes, *_find_fullest(memory, in_passes=in_passes)
-            result.append(self._memory[key])
+            memory = self._find_site_memory(passes, stages.kinds, kind, boundary, recompute.layers, fraction)
+            result.append((memory.kept_bytes, *_find_fullest(memory, in_passes=in_passes)))
         return result
 
+    @memoise
+    def _find_site_memory(
+        self,
+        passes: PassKey,
+        kinds: StageKinds,
+        kind: int,
+        boundary: Boundary,
+        num_recomputed: int | None,
+        fraction: float,
+    ) -> StageMemory:
+        """Return a lower bound of the memory of one microbatch of a stage.
+
+        Its first ``num_recomputed`` layers are recomputed, all where there is no number, and a fraction of its layers
+        has activations on hosts.
+        """
+        blocks = self._list_blocks(passes, kinds.kinds[kind], num_recomputed, fraction)
+        return stage_memory(boundary.apply_buffers([] if fraction and any(boundary) else list(blocks)))
+
     def _list_blocks(
-        self, plan: Plan, runs: Runs, num_recomputed: int | None, fraction: float
+        self, passes: PassKey, runs: Runs, num_recomputed: int | None, fraction: float
     ) -> Iterator[tuple[BlockMemory, int]]:
         """Yield the memory of a stage's blocks, each with how often; its first layers are recomputed or offloaded."""
-        blocks = self.costs.blocks
-        layers = sum(count for name, count in runs if blocks.block(plan, name).layer)
+        blocks, run, recompute = self.costs.blocks, passes.run, cast(LayerRecompute, passes.recompute)
+        layers = sum(count for name, count in runs if blocks.block(run.cut, name).layer)
         num_first, num_offloaded = (
             layers if num_recomputed is None else num_recomputed,
             count_fraction(layers, fraction),
         )
         for name, count in runs:
-            if not blocks.block(plan, name).layer:
-                yield blocks.memory(plan, name), count
+            if not blocks.block(run.cut, name).layer:
+                yield blocks.memory(run, name, recompute), count
                 continue
             # A run is cut where recomputation or offload ends.
             edges = sorted({0, count, *(min(max(edge, 0), count) for edge in (num_first, num_offloaded))})
             for low, high in pairwise(edges):
-                memory = blocks.memory(plan, name, None if low < num_first else Recompute.NONE)
+                memory = blocks.memory(run, name, recompute if low < num_first else Recompute.NONE)
                 yield memory._replace(kept_bytes=0) if low < num_offloaded else memory, high - low
             num_first, num_offloaded = num_first - count, num_offloaded - count
 
@@ -386,27 +402,22 @@ class _StageTicks(NamedTuple):
         return self.forward, self.backward + backward - plain_backward, self.work + work - plain_work
 
 
-def _sum_passes(runs: Sequence[tuple[BlockCost, int]], layers: Sequence[bool], *, computing: bool) -> _StageTicks:
+def _sum_passes(runs: Sequence[tuple[BlockPasses, int]], layers: Sequence[bool], *, computing: bool) -> _StageTicks:
     """Return the ticks of blocks, some of which are layers; work has no collectives where others may hide them."""
-    forward = sum(cost.forward_ticks * count for cost, count in runs)
-    backward = sum(cost.backward_ticks * count for cost, count in runs)
-    works = [_count_segment_compute(cost.segments) if computing else _count_work_ticks(cost) for cost, _ in runs]
+    forward = sum(block.forward.ticks * count for block, count in runs)
+    backward = sum(block.backward.ticks * count for block, count in runs)
+    works = [block.compute_ticks if computing else _count_work_ticks(block) for block, _ in runs]
     work = sum(work_ticks * count for work_ticks, (_, count) in zip(works, runs, strict=True))
     sums = [(0, 0)]
-    for (cost, count), work_ticks, layer in zip(runs, works, layers, strict=True):
+    for (block, count), work_ticks, layer in zip(runs, works, layers, strict=True):
         for _ in range(count if layer else 0):
-            sums.append((sums[-1][0] + cost.backward_ticks, sums[-1][1] + work_ticks))
+            sums.append((sums[-1][0] + block.backward.ticks, sums[-1][1] + work_ticks))
     return _StageTicks(forward, backward, work, tuple(sums))
 
 
-def _count_work_ticks(cost: BlockCost) -> int:
+def _count_work_ticks(block: BlockPasses) -> int:
     """Return the ticks of a block's passes."""
-    return cost.forward_ticks + cost.backward_ticks
-
-
-def _count_segment_compute(steps: BlockSegments) -> int:
-    """Return the ticks of segments without collectives."""
-    return sum(step.ticks for step in (*steps.forward, *steps.backward) if step.collective is None)
+    return block.forward.ticks + block.backward.ticks
 
 
 def _find_fullest(memory: StageMemory, *, in_passes: bool) -> tuple[int, int, int, int]:

@@ -12,16 +12,16 @@ from itertools import accumulate, chain, repeat
 import numpy as np
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.engine import step_ticks
 from meshwise.simulator.engine.flows import MAX_TICKS
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.durations import SendTicks, TickTables
+from meshwise.strategies.bounds.durations import EndingTicks, SendTicks, TickTables
 from meshwise.strategies.bounds.longest_path import Endings, StepRows, arrange_schedule, finish_steps, walk
-from meshwise.strategies.lowering import lower
-from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
-from meshwise.strategies.lowering.rank_classes.placement import tied_kind
-from meshwise.strategies.plan.mesh import TENSOR
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.mesh import TENSOR, tied_kind
+from meshwise.strategies.plan.plan import Plan, StateKey
 
 WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
 """Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
@@ -35,90 +35,79 @@ class LongestPaths:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.get_shared(TickTables)
-        self._passes: dict[tuple[object, ...], IntArray] = {}
-        self._sends: dict[SendTicks, IntArray] = {}
-        self._filled: dict[tuple[object, ...], IntArray] = {}
-        self._endings: dict[tuple[object, ...], Endings] = {}
 
-    def pass_row(self, plan: Plan, machine: Machine) -> IntArray:
-        """Return the ticks of every pass, in columns ``2 * stage``, and 1 more for a backward."""
-        (rank,) = machine.ranks[0]
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, plan.slices_boundaries and plan.pipeline)
-        if key not in self._passes:
-            forward, backward = map(_to_row, self.durations.pass_ticks(plan, rank))
-            rows = np.stack([forward, backward], axis=1)[stage_kinds.index]
-            self._passes[key] = (rows + self._gather_rows(plan, machine) if plan.slices_boundaries else rows).ravel()
-        return self._passes[key]
+    @memoise
+    def pass_row(self, passes: PassKey, stages: StageKey, rank: RankProfile, slices: bool) -> IntArray:
+        """Return the ticks of every pass, in columns ``2 * stage``, and 1 more for a backward.
 
-    def send_row(self, plan: Plan, machine: Machine) -> IntArray:
+        ``slices`` says whether passes first gather the slices that they receive.
+        """
+        forward, backward = map(_to_row, self.durations.count_pass_ticks(passes, stages, rank))
+        rows = np.stack([forward, backward], axis=1)[stages.kinds.index]
+        return (rows + self._gather_rows(passes, stages, rank) if slices else rows).ravel()
+
+    @memoise
+    def send_row(self, sends: SendTicks) -> IntArray:
         """Return the ticks of sending the output of each pass, in the same columns."""
-        sends = self.durations.send_ticks(plan, machine)
-        if sends not in self._sends:
-            self._sends[sends] = np.stack(list(map(_to_row, sends)), axis=1).ravel()
-        return self._sends[sends]
+        return np.stack(list(map(_to_row, sends)), axis=1).ravel()
 
-    def bucket_row(self, plan: Plan, machine: Machine) -> IntArray:
+    @memoise
+    def bucket_row(
+        self, passes: PassKey, stages: StageKey, states: StateKey, rank: RankProfile, slices: bool
+    ) -> IntArray:
         """Return the ticks from the start of a last backward until each bucket leaves, stage after stage."""
-        (rank,) = machine.ranks[0]
-        stage_kinds = self.costs.stage_kinds(plan)
-        slices = plan.slices_boundaries and plan.pipeline
-        key = (stage_kinds, self.costs.blocks.cost_key(plan), rank.key, slices, plan.positions, plan.zero >= 3)
-        if key not in self._filled:
-            kinds = []
-            for kind, buckets in enumerate(self.durations.list_buckets(plan, machine)):
-                costs = reversed(self.durations.list_block_costs(plan, stage_kinds, kind, rank))
-                ticks = list(accumulate(chain.from_iterable(repeat(cost.backward_ticks, n) for cost, n in costs)))
-                kinds.append([ticks[bucket.num_blocks - 1] for bucket in buckets])
-            rows = [kinds[kind] for kind in stage_kinds.kind_of]
-            bucket_ticks = _to_row(list(chain.from_iterable(rows)))
-            if plan.slices_boundaries:
-                bucket_ticks += np.repeat(self._gather_rows(plan, machine)[:, 1], list(map(len, rows)))
-            self._filled[key] = bucket_ticks
-        return self._filled[key]
+        kinds = []
+        for kind, buckets in enumerate(self.durations.list_buckets(stages, states)):
+            blocks = reversed(self.durations.list_block_passes(passes, stages, kind, rank))
+            ticks = list(accumulate(chain.from_iterable(repeat(block.backward.ticks, n) for block, n in blocks)))
+            kinds.append([ticks[bucket.num_blocks - 1] for bucket in buckets])
+        rows = [kinds[kind] for kind in stages.kinds.kind_of]
+        bucket_ticks = _to_row(list(chain.from_iterable(rows)))
+        if slices:
+            bucket_ticks += np.repeat(self._gather_rows(passes, stages, rank)[:, 1], list(map(len, rows)))
+        return bucket_ticks
 
-    def _gather_rows(self, plan: Plan, machine: Machine) -> IntArray:
+    def _gather_rows(self, passes: PassKey, stages: StageKey, rank: RankProfile) -> IntArray:
         """Return the ticks in which each pass first gathers the slices that it receives, one row per stage."""
-        result = np.zeros((len(plan.stages), 2), np.int64)
-        tensor = machine.ranks[0][0].groups.get(TENSOR)
-        if plan.pipeline > 1 and tensor is not None and plan.slices_boundaries:
-            sizes = [float(self.costs.boundary_bytes(plan, stage)) for stage in range(len(plan.stages) - 1)]
-            result[1:, 0] = result[:-1, 1] = _to_row([tensor.ticks(Collective.ALL_GATHER, size) for size in sizes])
+        num_stages, tensor = len(stages.stages), rank.groups[TENSOR]
+        result = np.zeros((num_stages, 2), np.int64)
+        if stages.num_positions > 1:
+            sequences = passes.run.sequences
+            sizes = [self.costs.count_boundary_bytes(stages, stage, sequences) for stage in range(num_stages - 1)]
+            ticks = [tensor.ticks(Collective.ALL_GATHER, float(size)) for size in sizes]
+            result[1:, 0] = result[:-1, 1] = _to_row(ticks)
         return result
 
-    def ending_rows(self, plan: Plan, machine: Machine) -> Endings:
+    @memoise
+    def ending_rows(self, machine: Machine, stages: StageKey, ending: EndingTicks) -> Endings:
         """Return the ticks of a step's ending, one row of each column."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        key = (machine, stage_kinds, plan.positions, self.costs.blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
-        if key not in self._endings:
-            bucket_reductions, *other_ticks = self.durations.ending_ticks(plan, machine)
-            first_buckets = np.cumsum([0, *map(len, bucket_reductions)])
-            rows = (list(chain(*bucket_reductions)), *other_ticks, self._tied_ticks(plan, machine))
-            self._endings[key] = Endings(first_buckets, *map(_to_row, rows))
-        return self._endings[key]
+        bucket_reductions, *other_ticks = ending
+        first_buckets = np.cumsum([0, *map(len, bucket_reductions)])
+        rows = (list(chain(*bucket_reductions)), *other_ticks, self._list_tied_ticks(machine, stages))
+        return Endings(first_buckets, *map(_to_row, rows))
 
-    def _tied_ticks(self, plan: Plan, machine: Machine) -> list[int]:
+    def _list_tied_ticks(self, machine: Machine, stages: StageKey) -> list[int]:
         """Return the ticks of the sum of each tied parameter's gradients."""
         result = []
-        for first_position, second_position, elements in self.costs.list_tied_shares(plan):
+        for first_position, second_position, elements in self.costs.list_tied_elements(stages):
             kind = tied_kind(first_position, second_position)
             size = float(elements * self.costs.problem.training.gradient_bytes)
             groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
 
+    def walks(self, plan: Plan) -> bool:
+        """Return whether the longest path of a plan is that of its passes, each one number."""
+        is_walked = plan.schedule in WALKED_SCHEDULES and self.costs.machine(plan).is_uniform
+        return is_walked and not plan.offload and not _waits_for_groups(plan)
+
     def ticks(self, plans: Sequence[Plan]) -> IntArray:
-        """Return the ticks of one step of every plan."""
+        """Return the ticks of one step of every plan, all of which are walked (`walks`)."""
         result = np.empty(len(plans), np.int64)
         batches: dict[tuple[object, ...], list[tuple[int, Plan, Machine]]] = {}
         for index, plan in enumerate(plans):
-            machine = self.costs.machine(plan)
-            is_walked = machine.is_uniform and plan.schedule in WALKED_SCHEDULES
-            if is_walked and not plan.offload and not _waits_for_groups(plan):
-                key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
-                batches.setdefault(key, []).append((index, plan, machine))
-            else:
-                result[index] = step_ticks(lower(self.costs.problem, plan, costs=self.costs), "longest_path")
+            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
+            batches.setdefault(key, []).append((index, plan, self.costs.machine(plan)))
         for batch in batches.values():
             result[[index for index, _, _ in batch]] = self._walk_batch([row[1:] for row in batch])
         return result
@@ -128,16 +117,20 @@ class LongestPaths:
         # Passes and endings have keys of their own, so that plans may share either.
         lanes, endings = dict[tuple[object, ...], int](), dict[tuple[object, ...], int]()
         lane_rows, ending_rows, plan_rows = list[list[IntArray]](), list[Endings](), list[tuple[int, int]]()
-        blocks = self.costs.blocks
         for plan, machine in batch:
-            lane = lanes.setdefault((machine, blocks.cost_key(plan), plan.slices_boundaries), len(lanes))
+            passes, stages, states = self.costs.find_keys(plan)
+            (rank,), slices = machine.ranks[0], plan.slices_boundaries
+            sends = self.durations.send_ticks(plan, machine)
+            lane = lanes.setdefault((passes, stages, states, rank, slices, sends), len(lanes))
             if lane == len(lane_rows):
-                row_builders = (self.pass_row, self.send_row, self.bucket_row)
-                lane_rows.append([build_row(plan, machine) for build_row in row_builders])
-            ending_key = (machine, blocks.cut_key(plan), plan.zero, plan.overlap_gradients)
-            ending = endings.setdefault(ending_key, len(endings))
+                pass_row = self.pass_row(passes, stages, rank, slices)
+                lane_rows.append(
+                    [pass_row, self.send_row(sends), self.bucket_row(passes, stages, states, rank, slices)]
+                )
+            ending_ticks = self.durations.count_ending_ticks(machine, stages, states)
+            ending = endings.setdefault((machine, stages, states), len(endings))
             if ending == len(ending_rows):
-                ending_rows.append(self.ending_rows(plan, machine))
+                ending_rows.append(self.ending_rows(machine, stages, ending_ticks))
             plan_rows.append((lane, ending))
         plan = batch[0][0]
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
@@ -173,16 +166,3 @@ def _to_row(ticks: Sequence[int]) -> IntArray:
     if max(ticks, default=0) > MAX_TICKS:
         raise ValueError(f"the ticks of a task lie in 0..{MAX_TICKS} (13 days), met {max(ticks)}")
     return np.array(ticks, dtype=np.int64)
-
-
-def find_path_times(costs: StageCosts, plans: Sequence[Plan]) -> IntArray:
-    """Return the ticks of one step of every plan, as if no two transfers shared a link.
-
-    They equal the longest path of ``lower(costs.problem, plan, costs=costs)``.
-
-    Raises
-    ------
-    ValueError
-        Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
-    """
-    return costs.get_shared(LongestPaths).ticks(plans)

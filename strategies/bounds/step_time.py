@@ -9,7 +9,7 @@ stages are pipelined over equal chunks, each stage on a stream of its own
 leaves after at least ``sum(t) + (c - 1) max(t)``.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,17 +21,21 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import BATCH, Operator
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.bounds.durations import TickTables
-from meshwise.strategies.lowering.costs.kinds import StageKinds
-from meshwise.strategies.lowering.costs.offload import HostShare, host_elements, host_ticks, plan_update, update_bytes
+from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
+from meshwise.strategies.lowering.costs.offload import HostShare, host_elements, plan_update, update_bytes
 from meshwise.strategies.lowering.costs.optimizer import Parameters
-from meshwise.strategies.lowering.costs.stage import Machine, RankProfile, StageCosts
-from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS, host_phases
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.rank_classes.placement import host_phases
+from meshwise.strategies.lowering.residents import schedule_updates
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
-from meshwise.strategies.lowering.tasks.residents import schedule_updates
-from meshwise.strategies.plan.offloading import HOST, STEPS, UPDATE_CHUNKS, Offloading
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.lowering.timing import host_ticks
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.offloading import HOST, HOST_KINDS, STEPS, UPDATE_CHUNKS, Offloading
+from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.schedules.rule import Placement, WrittenRule
+from meshwise.strategies.schedules.rule import Placement, ScheduleRule, WrittenRule
+from meshwise.strategies.schedules.schedule import find_rule
 
 
 def seconds_per_byte(cluster: Cluster) -> dict[str, float]:
@@ -49,11 +53,18 @@ def seconds_per_byte(cluster: Cluster) -> dict[str, float]:
     return kind_seconds
 
 
-def update_ticks(training: Training, plan: Plan, parameters: Parameters, rates: dict[str, float], position: int) -> int:
+def update_ticks(
+    training: Training,
+    plan: SharedStates,
+    parameters: Parameters,
+    rates: dict[str, float],
+    offload: Offloading,
+    position: int,
+) -> int:
     """Return a lower bound, in ticks, of the part of a rank's update in which its host takes part."""
-    host_share = HostShare(plan.offload.fraction_at("optimizer", position))
+    host_share = HostShare(offload.fraction_at("optimizer", position))
     chunk_ticks = [0]
-    for number in plan_update(training, plan, parameters, host_share).steps:
+    for number in plan_update(training, plan, parameters, host_share, offload.step).steps:
         kind = STEPS[number].kind
         seconds = update_bytes(training, plan, parameters, host_share, number) * rates.get(kind, 0.0)
         if kind == HOST and rates[HOST] == 0.0:
@@ -83,7 +94,6 @@ class StepBounds:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.durations = costs, costs.get_shared(TickTables)
-        self._loads: dict[tuple[object, ...], _PositionLoads] = {}
 
     def lower_bound(self, plan: Plan) -> int:
         """Return a lower bound of a plan's step: the ticks of a path through it.
@@ -130,49 +140,53 @@ class StepBounds:
 
     def _find_loads(self, plan: Plan, machine: Machine) -> _PositionLoads:
         """Return the least passes and the most work of every position."""
-        stage_kinds = self.costs.stage_kinds(plan)
-        cost_key = self.costs.blocks.cost_key(plan)
-        # the ticks of gathers stand in the key themselves, whatever decisions they depend on
-        unit_gathers = self.durations.gather_ticks(plan, machine) if _regathers(plan) else None
-        key = (machine, stage_kinds, plan.positions, cost_key, plan.overlaps_passes, unit_gathers)
-        if key not in self._loads:
-            positions = [self._load_position(plan, machine, stage_kinds, position) for position in range(plan.pipeline)]
-            self._loads[key] = _PositionLoads(*zip(*positions, strict=True))
-        return self._loads[key]
+        passes, stages, _ = self.costs.find_keys(plan)
+        gathers = self.durations.gather_ticks(plan, machine) if _regathers(plan) else ((),) * len(plan.stages)
+        return self._load_positions(machine, passes, stages, plan.overlaps_passes, gathers)
 
-    def _load_position(self, plan: Plan, machine: Machine, stage_kinds: StageKinds, position: int) -> tuple[int, ...]:
-        """Return the least passes and the most work of one position, as `_PositionLoads` has them."""
-        pass_tables = [self.durations.pass_ticks(plan, rank) for rank in machine.ranks[position]]
-        stage_loads = [
-            (stage_kinds.kind_of[stage], self._list_unit_gathers(plan, machine, stage))
-            for stage in plan.stages_at(position)
-        ]
-        first_kind, first_gathers = stage_loads[0]
-        forward, backward = (min(row[first_kind] for row in rows) for rows in zip(*pass_tables, strict=True))
-        if plan.overlaps_passes:
-            # Collectives of one pass may hide beneath compute of the other, so that only compute is sure to take time.
-            work = bare_work = max(self._count_compute_ticks(plan, position, rank) for rank in machine.ranks[position])
-        else:
-            bare_work = max(
-                sum(passes.forward[kind] + passes.backward[kind] for kind, _ in stage_loads) for passes in pass_tables
-            )
-            work = max(
-                sum(
-                    _bound_forward(passes.forward[kind], unit_gathers)
-                    + _bound_backward(passes.backward[kind], unit_gathers)
-                    for kind, unit_gathers in stage_loads
+    @memoise
+    def _load_positions(
+        self,
+        machine: Machine,
+        passes: PassKey,
+        stages: StageKey,
+        overlaps_passes: bool,
+        gathers: tuple[tuple[int, ...], ...],
+    ) -> _PositionLoads:
+        """Return the least passes and the most work of every position.
+
+        ``gathers`` are for every stage the ticks of those that every pass waits for, in the order of backward.
+        """
+        rows = []
+        for position, ranks in enumerate(machine.ranks):
+            position_stages = stages.list_stages(position)
+            pass_tables = [self.durations.count_pass_ticks(passes, stages, rank) for rank in ranks]
+            loads = [(stages.kinds.kind_of[stage], gathers[stage]) for stage in position_stages]
+            first_kind, first_gathers = loads[0]
+            forward, backward = (min(row[first_kind] for row in table) for table in zip(*pass_tables, strict=True))
+            if overlaps_passes:
+                # Collectives of one pass may hide beneath compute of the other, so that only compute is sure to take
+                # time.
+                kinds = [kind for kind, _ in loads]
+                work = bare_work = max(self._count_compute_ticks(passes, stages, kinds, rank) for rank in ranks)
+            else:
+                bare_work = max(
+                    sum(table.forward[kind] + table.backward[kind] for kind, _ in loads) for table in pass_tables
                 )
-                for passes in pass_tables
+                work = max(
+                    sum(
+                        _bound_forward(table.forward[kind], unit_gathers)
+                        + _bound_backward(table.backward[kind], unit_gathers)
+                        for kind, unit_gathers in loads
+                    )
+                    for table in pass_tables
+                )
+            early_gathers = max(
+                _bound_forward(table.forward[first_kind], first_gathers) - table.forward[first_kind]
+                for table in pass_tables
             )
-        early_gathers = max(
-            _bound_forward(passes.forward[first_kind], first_gathers) - passes.forward[first_kind]
-            for passes in pass_tables
-        )
-        return forward, backward, work, bare_work, early_gathers
-
-    def _list_unit_gathers(self, plan: Plan, machine: Machine, stage: int) -> tuple[int, ...]:
-        """Return the ticks of the gathers that every pass of a stage waits for, in the order of backward."""
-        return self.durations.gather_ticks(plan, machine)[stage] if _regathers(plan) else ()
+            rows.append((forward, backward, work, bare_work, early_gathers))
+        return _PositionLoads(*zip(*rows, strict=True))
 
     def _bound_reductions(self, plan: Plan, machine: Machine) -> int:
         """Return the ticks of the rank that reduces most, one bucket after another, and of what follows."""
@@ -185,58 +199,67 @@ class StepBounds:
             plan.num_microbatches * sum(map(sum, stage_rows)) + sum(final_ticks) for stage_rows, *final_ticks in columns
         )
 
-    def _count_compute_ticks(self, plan: Plan, position: int, rank: RankProfile) -> int:
-        """Return the ticks in which a rank computes for one microbatch, without collectives."""
-        blocks = [
-            block for stage in plan.stages_at(position) for block in self.costs.stage_cost(plan, stage, rank).blocks
-        ]
-        segments = (segment for block in blocks for segment in (*block.segments.forward, *block.segments.backward))
-        return sum(segment.ticks for segment in segments if segment.collective is None)
+    def _count_compute_ticks(self, passes: PassKey, stages: StageKey, kinds: Sequence[int], rank: RankProfile) -> int:
+        """Return the ticks in which a rank computes for one microbatch of stages of some kinds, without collectives."""
+        runs = (run for kind in kinds for run in self.durations.list_block_passes(passes, stages, kind, rank))
+        return sum(count * block.compute_ticks for block, count in runs)
 
-    def reduction_waits(self, plan: Plan, machine: Machine) -> list[int]:
+    def reduction_waits(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
+        """Return the ticks in which passes of each position wait for reductions of gradients after every backward."""
+        _, stages, states = self.costs.find_keys(plan)
+        return self.list_reduction_waits(machine, stages, states, plan.schedule)
+
+    @memoise
+    def list_reduction_waits(
+        self, machine: Machine, stages: StageKey, states: StateKey, schedule: str
+    ) -> tuple[int, ...]:
         """Return the ticks in which passes of each position wait for reductions of gradients after every backward.
 
         The last bucket is reduced when all is computed, and the next pass waits for it; where nothing runs beneath
         passes, it waits for all buckets.
         """
-        if plan.overlaps_passes or plan.zero < 2:
-            return [0] * plan.pipeline
-        bucket_reductions = self.durations.ending_ticks(plan, machine).bucket_reductions
-        overlaps_backward = overlaps_gradients(self.costs.problem.cluster, plan)
+        if find_rule(schedule).overlaps_passes or states.zero < 2:
+            return (0,) * stages.num_positions
+        bucket_reductions = self.durations.count_ending_ticks(machine, stages, states).bucket_reductions
+        overlaps_backward = overlaps_gradients(self.costs.problem.cluster, states)
         stage_waits = [sum(row[-1:] if overlaps_backward else row) for row in bucket_reductions]
-        return [sum(stage_waits[stage] for stage in plan.stages_at(position)) for position in range(plan.pipeline)]
+        positions = range(stages.num_positions)
+        return tuple(sum(stage_waits[stage] for stage in stages.list_stages(position)) for position in positions)
 
-    def tails(self, plan: Plan, machine: Machine, offload: Offloading | None = None) -> list[int]:
-        """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO.
+    def tails(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
+        """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO."""
+        _, stages, states = self.costs.find_keys(plan)
+        return self.list_tails(machine, stages, states, plan.schedule, plan.offload)
 
-        ``offload`` is what hosts keep, instead of what the plan offloads.
-        """
-        offload = plan.offload if offload is None else offload
-        bucket_reductions, late_reductions, replicated_sums, step_ticks, gather, squares, norm = (
-            self.durations.ending_ticks(plan, machine)
-        )
+    @memoise
+    def list_tails(
+        self, machine: Machine, stages: StageKey, states: StateKey, schedule: str, offload: Offloading
+    ) -> tuple[int, ...]:
+        """Return the ticks after each rank's last backward where hosts keep what ``offload`` says."""
+        ending = self.durations.count_ending_ticks(machine, stages, states)
+        step_ticks, squares = ending.optimizer, ending.squares
         if any(offload.optimizer):
-            step_ticks = self._list_host_updates(plan, offload)
+            step_ticks = self._list_host_updates(stages, states, offload)
         if any(offload.parameters):
-            squares = (0,) * plan.pipeline  # the host reads gradients that are there
+            squares = (0,) * stages.num_positions  # the host reads gradients that are there
         last_reductions = (
             row[-1] if row else late_reduction
-            for row, late_reduction in zip(_select_last(plan, bucket_reductions), late_reductions, strict=False)
+            for row, late_reduction in zip(
+                _select_last(find_rule(schedule), stages, ending.bucket_reductions),
+                ending.late_reductions,
+                strict=False,
+            )
         )
-        return [
-            sum(parts) + sum(norm)
-            for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=True)
-        ]
+        columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=True)
+        return tuple(sum(parts) + sum(ending.norm) for parts in columns)
 
-    def _list_host_updates(self, plan: Plan, offload: Offloading) -> tuple[int, ...]:
+    def _list_host_updates(self, stages: StageKey, states: StateKey, offload: Offloading) -> tuple[int, ...]:
         """Return the ticks of each position's update where hosts have optimizer states."""
         if any(offload.parameters):  # of which gradients are there as they are made
-            return (0,) * plan.pipeline
-        training, plan_parameters = self.costs.problem.training, self.costs.plan_parameters(plan).positions
-        host_plan = replace(plan, offload=offload)
+            return (0,) * stages.num_positions
         return tuple(
-            update_ticks(training, host_plan, parameters, self._rates, position)
-            for position, parameters in enumerate(plan_parameters)
+            update_ticks(self.costs.problem.training, states, parameters, self._rates, offload, position)
+            for position, parameters in enumerate(self.costs.count_parameters(stages).positions)
         )
 
     @cached_property
@@ -245,16 +268,19 @@ class StepBounds:
         return seconds_per_byte(self.costs.problem.cluster)
 
 
-def _select_last(plan: Plan, bucket_reductions: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _select_last(
+    rule: ScheduleRule, stages: StageKey, bucket_reductions: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
     """Return, for every pipeline position, the reductions of the stage that ends backward last: the first one there.
 
     Where orders are written out and backward is split, any stage may end last: then those with the least last
     reduction.
     """
-    if not isinstance(plan.rule, WrittenRule):
+    if not isinstance(rule, WrittenRule):
         return bucket_reductions
-    tables = ([bucket_reductions[stage] for stage in plan.stages_at(position)] for position in range(plan.pipeline))
-    return tuple(min(rows if plan.splits_backward else rows[:1], key=lambda row: row[-1:]) for rows in tables)
+    positions = range(stages.num_positions)
+    tables = ([bucket_reductions[stage] for stage in stages.list_stages(position)] for position in positions)
+    return tuple(min(rows if rule.splits_backward else rows[:1], key=lambda row: row[-1:]) for rows in tables)
 
 
 def _regathers(plan: Plan) -> bool:

@@ -11,17 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.collective import Collective
+from meshwise.strategies.lowering.contents import count_passes
 from meshwise.strategies.lowering.costs.optimizer import norm_axes
-from meshwise.strategies.lowering.costs.stage import StageCosts
-from meshwise.strategies.lowering.rank_classes.placement import NORM
-from meshwise.strategies.lowering.tasks.contents import count_passes
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.step_shape import Volumes, step_shape
 from meshwise.strategies.lowering.tasks.data_parallel import reduction_bytes
-from meshwise.strategies.lowering.tasks.shape import Volumes, step_shape
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton, TaskTemplate
 from meshwise.strategies.lowering.tasks.step import build_step
 from meshwise.strategies.lowering.tasks.variants import kind_of
-from meshwise.strategies.plan.mesh import GROUPS, PIPELINE
+from meshwise.strategies.plan.mesh import GROUPS, NORM, PIPELINE
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 

@@ -10,17 +10,17 @@ from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.engine.steady_state import find_window
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.program import IntArray, LinkClass, Program, pause_collection
-from meshwise.strategies.lowering.costs.stage import StageCosts
+from meshwise.strategies.lowering.contents import Contents, count_traffic
+from meshwise.strategies.lowering.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.program import assemble, build_frame, list_steps
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable
 from meshwise.strategies.lowering.rank_classes.machine import list_background
-from meshwise.strategies.lowering.tasks.contents import Contents, count_traffic
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
-from meshwise.strategies.lowering.tasks.program import assemble, build_frame
-from meshwise.strategies.lowering.tasks.residents import list_class_residents, list_hosts, schedule_updates
-from meshwise.strategies.lowering.tasks.shape import Volumes, step_shape
+from meshwise.strategies.lowering.residents import list_class_residents, list_hosts, schedule_updates
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.step_shape import Volumes, step_shape
 from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 from meshwise.strategies.lowering.tasks.step import build_step
-from meshwise.strategies.lowering.tasks.unflushed import build_unflushed, list_steps
+from meshwise.strategies.lowering.tasks.unflushed import build_unflushed
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
@@ -152,14 +152,13 @@ class _StepLowering(NamedTuple):
             hosts=list_hosts(machine) if plan.offload else (),
             background=flows,
             slowdown=cuts.cluster.overlap_slowdown,
-            steps=list_steps(tasks, columns.frame, plan) if plan.asynchronous else None,
+            steps=list_steps(tasks, columns.frame, plan.depth) if plan.asynchronous else None,
         )
 
 
 def _lower_steady(lowering: _StepLowering) -> Program:
     """Return the program of so many steps in a row that a step repeats an earlier one."""
     plan = lowering.plan
-    # Four tasks a microbatch and rank: a pass and a send, forward and backward.
     max_steps = MAX_TASKS // (4 * plan.pipeline * plan.num_microbatches)  # a pass and a send, forward and backward
     num_steps = max(
         min(max(8 * plan.depth, ceil(SETTLING_MICROBATCHES / plan.num_microbatches)), max_steps), 3 * plan.depth

@@ -24,11 +24,11 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.operator_graph import Block, Operator
+from meshwise.strategies.lowering.costs.keys import RunKey
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
-    BlockSegments,
     BlockTraining,
     OperatorSegments,
     adds_before_cut,
@@ -42,25 +42,22 @@ from meshwise.strategies.lowering.costs.optimizer import (
     SQUARES,
     Parameters,
     allocates_gradients,
-    norm_ticks,
-    optimizer_ticks,
 )
 from meshwise.strategies.lowering.costs.recompute import compute_moments
 from meshwise.strategies.lowering.costs.rewrites import (
     is_cut_product,
     is_gradient_sum,
-    weight_gradient_ticks,
     with_accumulation,
 )
-from meshwise.strategies.lowering.costs.stage import StageCosts
-from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Kernels, Segment
 from meshwise.strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
-from meshwise.strategies.lowering.rank_classes.placement import NORM
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.timing import RankClock, chain_ticks, norm_ticks, optimizer_ticks
 from meshwise.strategies.operators.choices import list_choices
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, IntArray, restrict_choices
 from meshwise.strategies.operators.operator_plan import Degrees, build_operator_plan, merge_shardings
-from meshwise.strategies.plan.mesh import OPERATOR_AXES
+from meshwise.strategies.plan.mesh import NORM, OPERATOR_AXES
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import Recompute
@@ -90,6 +87,16 @@ class Setting:
         """Rank 0, which stands for all: all ranks of these plans do the same."""
         return self.machine.rank(0)
 
+    @cached_property
+    def run(self) -> RunKey:
+        """How the passes of the plan run."""
+        return self.costs.find_keys(self.plan).run
+
+    @cached_property
+    def clock(self) -> RankClock:
+        """The ticks of segments on that rank."""
+        return self.costs.clock(self.rank)
+
     def build_layout(self, block: Block, shardings: Mapping[str, OperatorSharding] | None = None) -> BlockLayout:
         """Return the layout of a block whose operators are cut so; whole where nothing is said."""
         training = BlockTraining.of(self.training)
@@ -104,7 +111,7 @@ class Setting:
 
     def build_segments(self, layout: BlockLayout) -> OperatorSegments:
         """Return the segments, compute and collectives, of the one operator of a layout."""
-        return build_operator_segments(layout, self.rank.accelerator, self.rank.groups, layout.block.operators[0])
+        return build_operator_segments(layout, layout.block.operators[0])
 
 
 Columns = tuple[IntArray, IntArray, IntArray]
@@ -133,15 +140,16 @@ class NodeCosts:
         segments = self.setting.build_segments(layout)
         backward = self._add_accumulation(layout, segments.backward)
         chain = (*segments.gathers, segments.forward, *segments.before_backward, *backward, *segments.after_backward)
-        ticks = chain_ticks(chain) * self.setting.plan.num_microbatches + self._count_ending_ticks(layout)
+        ticks = chain_ticks(
+            self.setting.clock.time_segments(chain)
+        ) * self.setting.plan.num_microbatches + self._count_ending_ticks(layout)
         return ticks, *self._count_bytes(layout, block)
 
     def _add_accumulation(self, layout: BlockLayout, backward: Segment) -> tuple[Segment, ...]:
         """Return the backward of an operator, and the addition to its gradients where that is a segment of its own."""
-        if not self.setting.costs.blocks.adds_gradients(self.setting.plan):
+        if not self.setting.run.adds_gradients:
             return (backward,)
-        accelerator, size = self.setting.rank.accelerator, self.setting.training.gradient_bytes
-        return with_accumulation(layout, accelerator, BlockSegments((), (backward,)), size).backward
+        return with_accumulation(layout, BlockSegments((), (backward,)), self.setting.training.gradient_bytes).backward
 
     def _build_parameters(self, layout: BlockLayout) -> Parameters:
         # the second user of a tied parameter has it from the first: it is updated and kept once
@@ -301,10 +309,13 @@ class EdgeCosts:
         segments = self.setting.build_segments(layout)
         keeps_gathered = self.setting.training.conventions.keeps_gathered
         regathers = gathers_in_backward(layout, operator, keeps_gathered=keeps_gathered)
-        gather_cover, sum_cover = segments.backward.ticks if regathers else None, 0
-        hides_sum = self.setting.costs.blocks.hides_gradients(self.setting.plan) and is_cut_product(layout, operator)
+        kernels = segments.backward.work
+        assert isinstance(kernels, Kernels)
+        ticks, weight_ticks = self.setting.clock.time_kernels(kernels)
+        gather_cover, sum_cover = ticks if regathers else None, 0
+        hides_sum = self.setting.run.hides_gradients and is_cut_product(layout, operator)
         if hides_sum and not segments.after_backward:  # only then the sum directly follows the product that hides it
-            sum_cover = weight_gradient_ticks(layout, self.setting.rank.accelerator, operator, segments.backward)
+            sum_cover = weight_ticks
         return _Reading(sharding.find_input_spec(tensor), sharding.find_gradient_spec(tensor), gather_cover, sum_cover)
 
     def _compute_times(
@@ -328,17 +339,17 @@ class EdgeCosts:
     def _count_ticks(
         self, block: Block, reader: Operator, name: str, source_spec: ShardingSpec, reading: _Reading
     ) -> int:
-        layout, groups = self._whole_layouts[block.name], self.setting.rank.groups
+        layout, clock = self._whole_layouts[block.name], self.setting.clock
         adds_first = adds_before_cut(reader, source_spec, reading.input_spec)
-        arrivals = build_arrivals(layout, groups, name, source_spec, reading.input_spec, sums_first=adds_first)
-        returns = build_returns(layout, groups, name, reading.gradient_spec, source_spec)
-        ticks = chain_ticks((*arrivals, *returns))
+        arrivals = build_arrivals(layout, name, source_spec, reading.input_spec, sums_first=adds_first)
+        returns = build_returns(layout, name, reading.gradient_spec, source_spec)
+        ticks = chain_ticks(clock.time_segments((*arrivals, *returns)))
         hides_sum = bool(returns) and is_gradient_sum(returns[0], (name,))
         if hides_sum:
-            ticks -= min(returns[0].ticks, reading.sum_cover)
+            ticks -= min(clock.count_ticks(returns[0]), reading.sum_cover)
         if reading.gather_cover is None:
             return ticks
-        gather_ticks = sum(segment.ticks for segment in arrivals if is_tensor_gather(segment))
+        gather_ticks = sum(clock.count_ticks(segment) for segment in arrivals if is_tensor_gather(segment))
         return ticks + max(gather_ticks - reading.gather_cover + hides_sum * reading.sum_cover, 0)
 
 

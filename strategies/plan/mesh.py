@@ -93,6 +93,22 @@ GROUPS = {
 parameters outside experts, for expert and context ranks also divide the batch (Megatron-LM's data and expert data
 groups)."""
 
+FORWARD, BACKWARD = "forward", "backward"
+"""Kinds of pairs of neighbouring pipeline ranks, sender first."""
+
+NORM = "norm"
+"""Kind of the groups that sum the norm of gradients."""
+
+
+def tied_kind(first_position: int, second_position: int) -> str:
+    """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
+    return f"tied {first_position} {second_position}"
+
+
+def hop_kind(sender: int, receiver: int) -> str:
+    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries but do not adjoin."""
+    return f"send {sender} {receiver}"
+
 
 class Axis(NamedTuple):
     """One axis of a mesh: its name and its number of ranks."""

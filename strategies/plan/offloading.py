@@ -31,6 +31,9 @@ WHOLE_FRACTION = (1.0,)
 TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
 """Kinds of transfers of one rank: from the device to its host, within host memory, and back to the device."""
 
+HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
+"""Kinds of copies between one rank and its host, and of work on the host."""
+
 UPDATE_CHUNKS = 8
 """Pieces into which an offloaded update is split, so that copies run beside the optimizer."""
 
@@ -60,6 +63,29 @@ STEPS = (
     UpdateStep(TO_HOST, TaskKind.HOST_COPY, StreamKind.TO_HOST, "optimizer states to host"),
 )
 STEPS_ON_HOST, STEPS_ON_DEVICE = (0, 1, 2), (3, 4, 5)
+
+
+class Update(NamedTuple):
+    """How a pipeline rank updates its parameters.
+
+    Parameters
+    ----------
+    has_device_states
+        Whether some states are on the device.
+    steps
+        The stages, of `STEPS`, of every chunk whose states are on the host; none where no states are.
+    has_host_gradients
+        Whether some gradients are on the host.
+    """
+
+    has_device_states: bool = True
+    steps: tuple[int, ...] = ()
+    has_host_gradients: bool = False
+
+    @property
+    def streams_states(self) -> bool:
+        """Whether states come to the device to be updated."""
+        return STEPS_ON_DEVICE[0] in self.steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from meshwise.strategies.plan.mesh import (
 from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.sharding import OperatorSharding
-from meshwise.strategies.schedules.rule import Placement, ScheduleRule, list_no_pairs
+from meshwise.strategies.schedules.rule import Placement, ScheduleRule
 from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
 
 PLAN_VERSION = 1
@@ -110,6 +110,11 @@ class Plan(StepDecisions):
         return self.replica * self.shards
 
     @property
+    def offloads_parameters(self) -> bool:
+        """Whether some parameters are in host memory."""
+        return any(self.offload.parameters)
+
+    @property
     def tensor(self) -> int:
         """Tensor-parallel degree; the columns of a tensor-parallel grid."""
         return self.mesh.size(TENSOR)
@@ -189,7 +194,7 @@ class Plan(StepDecisions):
     @property
     def overlaps_passes(self) -> bool:
         """Whether the schedule runs passes in pairs, each computing during the communication of the other."""
-        return self.rule.pairs is not list_no_pairs
+        return self.rule.overlaps_passes
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -276,6 +281,30 @@ class Plan(StepDecisions):
             raise ValueError(
                 f"a plan document states every field of a plan; {error} is missing or of a wrong kind"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """What a plan says of the states of its parameters and of the sums of their gradients, by the names of the plan.
+
+    Functions that ask for a plan or this need no more of a plan.
+    """
+
+    zero: int
+    shards: int
+    expert_shards: int
+    replicas: int
+    operator_ranks: int
+    expert: int
+    gradient_reduction: str
+    overlap_gradients: bool
+    offloads_parameters: bool
+    splits_backward: bool
+    asynchronous: bool
+
+
+SharedStates = Plan | StateKey
+"""A plan, or the part of one that says how states are shared."""
 
 
 def count_host_blocks(plan: Plan, stage: int) -> int:

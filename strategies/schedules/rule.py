@@ -160,6 +160,11 @@ class ScheduleRule:
 
     __repr__ = brief_repr("name", "source")
 
+    @property
+    def overlaps_passes(self) -> bool:
+        """Whether passes run in pairs, each computing during the communication of the other."""
+        return self.pairs is not list_no_pairs
+
     def list_stage_ranks(self, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank of every stage."""
         return place_stages(self.placement, num_ranks, num_chunks)
@@ -212,6 +217,11 @@ class WrittenRule(ScheduleRule):
     def num_ranks(self) -> int:
         """The number of pipeline ranks."""
         return 1 + max(self.ranks_of_stages)
+
+    @property
+    def overlaps_passes(self) -> bool:
+        """Whether passes run in pairs, each computing during the communication of the other."""
+        return self.pairs is not list_no_pairs
 
     def list_stage_ranks(self, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank of every stage."""

@@ -12,8 +12,8 @@ from meshwise.strategies.bounds.durations import TickTables
 from meshwise.strategies.bounds.longest_path import arrange_schedule
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.bounds.step_time import StepBounds
-from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.stage import Machine, RankProfile
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute
@@ -52,6 +52,10 @@ def compute_work_bound(costs: StageCosts, plan: Plan, spread: int) -> float:
     return _DivisionTables(costs, plan, (), spread).compute_work()
 
 
+_DIRECTIONS = "forward", "backward"
+"""The passes of a block, by the fields of `BlockPasses`."""
+
+
 class _DivisionTables:
     """The costs of a plan's layers, other blocks and transfers; the least where layers or ranks differ."""
 
@@ -62,10 +66,11 @@ class _DivisionTables:
         self.positions = np.array(plan.positions)
         occurrences = costs.problem.graph.occurrences
         layer_names = [name for name, block in occurrences if block.layer] or [occurrences[0][0]]
-        kind_of_block = costs.blocks.block_kinds(self.plan).kind_names
+        self.keys = costs.find_keys(self.plan)
+        kind_of_block = self.keys.cut.kinds.kind_names
         self.num_layers, layer_set = len(layer_names), set(layer_names)
         self.layer_kinds = tuple(dict.fromkeys(kind_of_block[name] for name in layer_names))
-        elements = {name: costs.blocks.count_parameters(self.plan, kind_of_block[name]) for name in layer_names}
+        elements = {name: costs.blocks.count_parameters(self.keys.cut, kind_of_block[name]) for name in layer_names}
         self.lightest_layer = min(layer_names, key=elements.__getitem__)
         self.other_blocks = [[name for name in stage.blocks if name not in layer_set] for stage in plan.stages]
         self.other_kinds = [[kind_of_block[name] for name in row] for row in self.other_blocks]
@@ -79,19 +84,26 @@ class _DivisionTables:
         """Return the slowest rank of a plan with one stage, where each rank runs all layers and all wait for it."""
 
         def count_ticks(rank: RankProfile) -> int:
-            costs = (self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for name in self.layer_kinds)
-            return sum(cost.forward_ticks + cost.backward_ticks for cost in costs)
+            blocks = (self._find_passes(name, rank) for name in self.layer_kinds)
+            return sum(block.forward.ticks + block.backward.ticks for block in blocks)
 
         return max(self.machine.ranks[0], key=count_ticks)
+
+    def _find_passes(
+        self, name: str, rank: RankProfile, recompute_choice: LayerRecompute = Recompute.NONE
+    ) -> BlockPasses:
+        """Return the passes of a block on a rank."""
+        run = self.costs.find_batch_run(self.keys.run, rank.batch)
+        return self.costs.block_passes(run, name, recompute_choice, rank)
 
     def build_problem(self) -> DivisionProblem:
         """Return the problem of the division."""
         bounds, plan_memory = self.costs.get_shared(StepBounds), self.costs.get_shared(PlanMemory)
         tail_ticks, tail_layer_ticks = self._fit_line(lambda plan: bounds.tails(plan, self.machine))
         resident_bytes, state_bytes = self._fit_line(plan_memory.resident_memory)
-        plain_ticks = self._list_layer_ticks("backward_ticks")
-        layer_ticks = np.stack([self._list_layer_ticks("forward_ticks"), plain_ticks], axis=1).ravel()
-        recomputed_ticks = [self._list_layer_ticks("backward_ticks", choice) for choice in self.recompute_choices]
+        plain_ticks = self._list_layer_ticks("backward")
+        layer_ticks = np.stack([self._list_layer_ticks("forward"), plain_ticks], axis=1).ravel()
+        recomputed_ticks = [self._list_layer_ticks("backward", choice) for choice in self.recompute_choices]
         layer_kept_bytes, *recomputed_bytes = (
             min(self._count_kept_bytes(name, choice) for name in self.layer_kinds)
             for choice in (Recompute.NONE, *self.recompute_choices)
@@ -123,7 +135,7 @@ class _DivisionTables:
     def compute_work(self) -> float:
         """Return the ticks of a step in which all ranks end at once."""
         num_ranks, num_microbatches = self.plan.pipeline, self.plan.num_microbatches
-        layer_ticks = self._list_layer_ticks("forward_ticks") + self._list_layer_ticks("backward_ticks")
+        layer_ticks = self._list_layer_ticks("forward") + self._list_layer_ticks("backward")
         other_ticks, send_ticks = (
             row.reshape(-1, 2).sum(axis=1) for row in (self.count_base_ticks(), self._list_send_ticks())
         )
@@ -158,16 +170,12 @@ class _DivisionTables:
         return low_values - slope * low_count, slope
 
     def _list_layer_ticks(self, field: str, recompute_choice: LayerRecompute = Recompute.NONE) -> FloatArray:
-        """Return the least ticks of a layer's forward or backward, by the field of its costs, on every stage."""
-        costs = (
-            [
-                self.costs.blocks.cost(self.plan, name, rank, recompute_choice)
-                for name in self.layer_kinds
-                for rank in ranks
-            ]
+        """Return the least ticks of a layer's forward or backward, by the field of its passes, on every stage."""
+        blocks = (
+            [self._find_passes(name, rank, recompute_choice) for name in self.layer_kinds for rank in ranks]
             for ranks in self.position_ranks
         )
-        least_ticks = [min(getattr(cost, field) for cost in row) for row in costs]
+        least_ticks = [min(getattr(block, field).ticks for block in row) for row in blocks]
         result: FloatArray = np.array(least_ticks, float)[self.positions]
         return result
 
@@ -177,8 +185,12 @@ class _DivisionTables:
         for stage, names in enumerate(self.other_kinds):
             ranks = self.position_ranks[self.positions[stage]]
             for name in names:
-                costs = [self.costs.blocks.cost(self.plan, name, rank, Recompute.NONE) for rank in ranks]
-                result[stage] += min(cost.forward_ticks for cost in costs), min(cost.backward_ticks for cost in costs)
+                blocks = [self._find_passes(name, rank) for rank in ranks]
+                least_ticks = (
+                    min(block.forward.ticks for block in blocks),
+                    min(block.backward.ticks for block in blocks),
+                )
+                result[stage] += least_ticks
         return result.ravel()
 
     def _list_send_ticks(self) -> FloatArray:
@@ -190,7 +202,7 @@ class _DivisionTables:
         return np.stack([np.array(ticks, float) for ticks in send_ticks], axis=1).ravel()
 
     def _count_kept_bytes(self, name: str, recompute_choice: LayerRecompute) -> int:
-        return self.costs.blocks.memory(self.plan, name, recompute_choice).kept_bytes
+        return self.costs.blocks.memory(self.keys.run, name, recompute_choice).kept_bytes
 
     def _list_moments(self, free_bytes: FloatArray) -> tuple[Moments, ...]:
         """Return for every rank the moments at which backwards begin with most activations kept."""
@@ -214,10 +226,10 @@ class _DivisionTables:
             return 0
         memory = self.costs.blocks.memory
         if stage and self.other_kinds[stage]:
-            memories = [memory(self.plan, self.other_kinds[stage][-1], Recompute.NONE)]
+            memories = [memory(self.keys.run, self.other_kinds[stage][-1], Recompute.NONE)]
         else:
             choices = product(self.layer_kinds, (Recompute.NONE, *self.recompute_choices))
-            memories = [memory(self.plan, *choice) for choice in choices]
+            memories = [memory(self.keys.run, *choice) for choice in choices]
         return max(min(row.recomputed_bytes + row.backward for row in memories), 0)
 
 

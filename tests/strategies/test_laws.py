@@ -24,7 +24,7 @@ from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, lower
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
-from meshwise.strategies.lowering.tasks.cuts import Cuts, PassMode
+from meshwise.strategies.lowering.cuts import Cuts, PassMode
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import SomeOperators

@@ -20,7 +20,7 @@ from meshwise.simulator.operator_graph import Operator
 from meshwise.simulator.units import format_size, format_time, to_seconds
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import BlockLayout, build_collectives
-from meshwise.strategies.lowering.costs.steps import chain_ticks
+from meshwise.strategies.lowering.costs.segments import chain_ticks
 from meshwise.strategies.operators.choices import Pin, list_choices, list_cuttable_dims
 from meshwise.strategies.operators.cost_graph import Edge, Solution
 from meshwise.strategies.operators.costs import OperatorCosts, compute_operator_costs

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
-import numpy as np
-
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
-from meshwise.simulator.program import Category, IntArray, MemoryChange
+from meshwise.simulator.program import Category, MemoryChange
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare, host_states
 from meshwise.strategies.lowering.costs.operator import BlockLayout
@@ -26,9 +24,8 @@ from meshwise.strategies.lowering.costs.optimizer import (
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.parallelism import EXPERTS
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training
-from meshwise.strategies.schedules.orders import list_actions
 
 
 class StateCopies(NamedTuple):
@@ -45,7 +42,7 @@ SINGLE_COPY = StateCopies(1, 1)
 def list_residents(
     accelerator: Accelerator,
     training: Training,
-    plan: Plan,
+    plan: SharedStates,
     parameters: Parameters,
     buffers: int,
     rank_class: int,
@@ -179,23 +176,6 @@ def _find_weight_peak(runs: Sequence[tuple[BlockMemory, int]]) -> int:
     return peak
 
 
-def peak_activations(plan: Plan, stages: Sequence[StageMemory]) -> IntArray:
-    """Return the most bytes of activations and working memory that each pipeline rank holds.
-
-    Memory changes only on the ranks' compute streams, so that the order of actions gives the peak, whatever time they
-    take.
-    """
-    rows = list_actions(plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks)
-    changes = np.array([memory.changes for memory in stages], dtype=np.int64)
-    working_bytes = np.array([memory.working_bytes for memory in stages], dtype=np.int64)
-    levels = np.cumsum(
-        changes[rows.stage, rows.kind]
-    )  # a rank gives back all it takes, so the next begins with nothing
-    levels += working_bytes[rows.stage, rows.kind]
-    result: IntArray = np.maximum.reduceat(levels, rows.start[:-1])
-    return result
-
-
 class Boundary(NamedTuple):
     """Bytes of one microbatch that a stage receives from the previous one, and bytes that it sends to the next.
 
@@ -302,7 +282,7 @@ def _find_weight_shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[i
     return (rows, columns), rows * columns * ITEMSIZE[tensor.dtype]
 
 
-def flat_gradient_bytes(training: Training, plan: Plan, parameters: int) -> int:
+def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int) -> int:
     """Return the bytes of the flat gradient buffer that is summed after the last backward.
 
     A sum that leaves each rank its share needs the share too. There is none without a flush: no framework here runs

@@ -17,7 +17,6 @@ References
 from math import ceil
 from typing import NamedTuple
 
-from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters
 from meshwise.strategies.plan.offloading import (
     STEPS,
@@ -25,16 +24,11 @@ from meshwise.strategies.plan.offloading import (
     STEPS_ON_HOST,
     UPDATE_CHUNKS,
     StepPlace,
+    Update,
     count_fraction,
 )
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training
-
-ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
-"""Roles of copies between ranks and hosts while passes run."""
-
-SUM_ON_HOST, SQUARES_ON_HOST = "host sum", "host squares"
-"""Roles of work on a host: it adds gradients, and reads them for their norm."""
 
 
 class HostShare(NamedTuple):
@@ -56,43 +50,14 @@ NO_HOST_SHARE = HostShare()
 """A rank that keeps nothing in host memory."""
 
 
-class Update(NamedTuple):
-    """How a pipeline rank updates its parameters.
-
-    Parameters
-    ----------
-    has_device_states
-        Whether some states are on the device.
-    steps
-        The stages, of `STEPS`, of every chunk whose states are on the host; none where no states are.
-    has_host_gradients
-        Whether some gradients are on the host.
-    """
-
-    has_device_states: bool = True
-    steps: tuple[int, ...] = ()
-    has_host_gradients: bool = False
-
-    @property
-    def streams_states(self) -> bool:
-        """Whether states come to the device to be updated."""
-        return STEPS_ON_DEVICE[0] in self.steps
-
-
-HOST_ADAM = 250e-12
-"""Seconds a parameter of a fused Adam on a host whose memory bandwidth is not known.
-
-Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor."""
-
-
-def host_elements(plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
+def host_elements(plan: SharedStates, parameters: Parameters, host_share: HostShare) -> int:
     """Return how many of the parameters that a rank updates have their states on the host."""
     return count_fraction(
         count_updated_parameters(plan, parameters.elements, parameters.expert_elements), host_share.optimizer
     )
 
 
-def host_states(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
+def host_states(training: Training, plan: SharedStates, parameters: Parameters, host_share: HostShare) -> int:
     """Return the bytes of a rank's optimizer states that are on the host."""
     num_factored = count_updated_parameters(plan, parameters.factored_elements, parameters.factored_expert_elements)
     elements = host_elements(plan, parameters, host_share)
@@ -102,18 +67,25 @@ def host_states(training: Training, plan: Plan, parameters: Parameters, host_sha
     )
 
 
-def plan_update(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> Update:
-    """Return how a rank updates its parameters; stages that move no bytes are left out."""
+def plan_update(
+    training: Training, plan: SharedStates, parameters: Parameters, host_share: HostShare, place: StepPlace
+) -> Update:
+    """Return how a rank updates its parameters, those with states on the host at ``place``.
+
+    Stages that move no bytes are left out.
+    """
     if not host_share.optimizer:
         return Update()
-    steps = STEPS_ON_HOST if plan.offload.step is StepPlace.HOST else STEPS_ON_DEVICE
+    steps = STEPS_ON_HOST if place is StepPlace.HOST else STEPS_ON_DEVICE
     moving_steps = tuple(
         n for n in steps if not STEPS[n].kind or update_bytes(training, plan, parameters, host_share, n)
     )
     return Update(host_share.optimizer < 1, moving_steps, host_share.parameters > 0)
 
 
-def update_bytes(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare, step: int) -> float:
+def update_bytes(
+    training: Training, plan: SharedStates, parameters: Parameters, host_share: HostShare, step: int
+) -> float:
     """Return the bytes that one chunk of one of `STEPS` moves."""
     elements, states = host_elements(plan, parameters, host_share), host_states(training, plan, parameters, host_share)
     num_on_device, num_on_host = elements - host_share.parameters, host_share.parameters
@@ -130,12 +102,7 @@ def update_bytes(training: Training, plan: Plan, parameters: Parameters, host_sh
     return bytes_of_step[step] / UPDATE_CHUNKS
 
 
-def chunk_buffer(training: Training, plan: Plan, parameters: Parameters, host_share: HostShare) -> int:
+def chunk_buffer(training: Training, plan: SharedStates, parameters: Parameters, host_share: HostShare) -> int:
     """Return the bytes on the device of one chunk that it updates with states from the host."""
     extra_bytes = host_share.parameters * (training.gradient_bytes + training.parameter_bytes)
     return ceil((host_states(training, plan, parameters, host_share) + extra_bytes) / UPDATE_CHUNKS)
-
-
-def host_ticks(num_updated: int) -> int:
-    """Return the ticks of one chunk of the host's step where its memory is not modelled."""
-    return to_ticks(num_updated * HOST_ADAM / UPDATE_CHUNKS)

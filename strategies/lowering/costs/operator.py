@@ -12,28 +12,19 @@ from math import prod
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.compute import (
-    PRODUCTS,
-    Pass,
-    backward_parameters,
-    local_bytes,
-    operator_launches,
-    operator_time,
-    weight_gradient_time,
-)
-from meshwise.simulator.machine.kernels import streaming_time
+from meshwise.simulator.machine.compute import PRODUCTS, Pass, backward_parameters, local_bytes
 from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from meshwise.simulator.program import TaskKind
-from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.kinds import BlockKind
-from meshwise.strategies.lowering.costs.steps import (
+from meshwise.strategies.lowering.costs.segments import (
+    BlockSegments,
+    Kernels,
     Segment,
+    Streaming,
     build_communication,
     build_ring_backward,
     build_ring_forward,
 )
-from meshwise.strategies.lowering.rank_classes.machine import Communicator
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, OPERATOR_AXES, SEQUENCE_AXES, TENSOR, Mesh
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Training
@@ -45,9 +36,6 @@ from meshwise.strategies.plan.sharding import (
     apply_move,
     redistribute,
 )
-
-Groups = Mapping[str, Communicator]
-"""The communicators of a rank, by mesh axis."""
 
 _DEFERRED_KINDS = PRODUCTS | {OperatorKind.EMBEDDING}
 """Kinds of operators whose gradients of weights are computed apart from those of inputs."""
@@ -75,15 +63,13 @@ def list_transfers(
 
 
 def build_collectives(
-    layout: "BlockLayout", groups: Groups, name: str, source: ShardingSpec, target: ShardingSpec, prefix: str = ""
+    layout: "BlockLayout", name: str, source: ShardingSpec, target: ShardingSpec, prefix: str = ""
 ) -> list[Segment]:
     """Return the collectives that move a tensor from one layout to another; labels begin with ``prefix``."""
     return [
-        build_communication(groups[move.axis], move.axis, move.collective, size, f"{prefix}{name}")._replace(
-            tensor=name
-        )
+        build_communication(move.axis, move.collective, size, f"{prefix}{name}")._replace(tensor=name)
         for move, size in list_transfers(layout, name, source, target)
-        if move.axis in groups
+        if layout.mesh.size(move.axis) > 1
     ]
 
 
@@ -116,9 +102,7 @@ def defers(operator: Operator) -> bool:
     return bool(operator.parameters) and operator.kind in _DEFERRED_KINDS
 
 
-def build_surrounding(
-    layout: "BlockLayout", groups: Groups, operator: Operator, inputs: tuple[str, ...]
-) -> SurroundingSegments:
+def build_surrounding(layout: "BlockLayout", operator: Operator, inputs: tuple[str, ...]) -> SurroundingSegments:
     """Return the gathers and scatters of what an operator keeps cut, and the sums of its statistics.
 
     Parameters
@@ -127,16 +111,16 @@ def build_surrounding(
         Inputs that are gathered again for the gradients of its weights.
     """
     names = [name for name in operator.parameters if layout.gathers_again(operator, name)]
-    statistics, is_deferred = _build_statistics(layout, groups, operator), defers(operator)
+    statistics, is_deferred = _build_statistics(layout, operator), defers(operator)
     gradient_statistics = [
         segment._replace(tensor="") for segment in statistics
     ]  # they move nothing that another operator makes
-    parameter_gathers = {name: _build_gathers(layout, groups, operator, name) for name in names}
-    input_gathers = chain.from_iterable(_build_gathers(layout, groups, operator, name) for name in inputs)
+    parameter_gathers = {name: _build_gathers(layout, operator, name) for name in names}
+    input_gathers = chain.from_iterable(_build_gathers(layout, operator, name) for name in inputs)
     weight_gathers = chain.from_iterable(
         parameter_gathers[name] for name in backward_parameters(operator) if name in parameter_gathers
     )
-    gradient_scatters = chain.from_iterable(_build_scatters(layout, groups, operator, name) for name in names)
+    gradient_scatters = chain.from_iterable(_build_scatters(layout, operator, name) for name in names)
     return SurroundingSegments(
         [*chain.from_iterable(parameter_gathers.values()), *statistics],
         [*(segment._replace(deferred=is_deferred) for segment in input_gathers), *weight_gathers, *gradient_statistics],
@@ -144,14 +128,12 @@ def build_surrounding(
     )
 
 
-def _build_gathers(layout: "BlockLayout", groups: Groups, operator: Operator, name: str) -> list[Segment]:
+def _build_gathers(layout: "BlockLayout", operator: Operator, name: str) -> list[Segment]:
     """Return the collectives that bring a parameter or input from the layout in which it is kept to an operator."""
-    return build_collectives(
-        layout, groups, name, layout.kept_layout(operator, name), layout.input_layout(operator, name)
-    )
+    return build_collectives(layout, name, layout.kept_layout(operator, name), layout.input_layout(operator, name))
 
 
-def _build_scatters(layout: "BlockLayout", groups: Groups, operator: Operator, name: str) -> list[Segment]:
+def _build_scatters(layout: "BlockLayout", operator: Operator, name: str) -> list[Segment]:
     """Return the collectives that sum the gradient of a parameter and leave it in the parameter's layout."""
     kept_spec, gradient_spec = (
         layout.kept_layout(operator, name),
@@ -163,7 +145,7 @@ def _build_scatters(layout: "BlockLayout", groups: Groups, operator: Operator, n
     partial_spec = ShardingSpec(
         gradient_spec.cuts, tuple(axis for axis in gradient_spec.partial if axis in gathered_axes)
     )
-    return build_collectives(layout, groups, name, partial_spec, kept_spec, "gradient of ")
+    return build_collectives(layout, name, partial_spec, kept_spec, "gradient of ")
 
 
 def find_regathered_inputs(layout: "BlockLayout") -> dict[str, tuple[str, ...]]:
@@ -181,15 +163,16 @@ def find_regathered_inputs(layout: "BlockLayout") -> dict[str, tuple[str, ...]]:
     return inputs_of_reader
 
 
-def _build_statistics(layout: "BlockLayout", groups: Groups, operator: Operator) -> list[Segment]:
+def _build_statistics(layout: "BlockLayout", operator: Operator) -> list[Segment]:
     """Return the sums of an operator's statistics over the ranks that cut the dims they are taken along."""
     cuts = dict(layout.shardings[operator.name].cuts)
-    sums = ((dim, count, axis) for dim, count in operator.statistics for axis in cuts.get(dim, ()) if axis in groups)
+    sums = ((dim, count, axis) for dim, count in operator.statistics for axis in cuts.get(dim, ()))
     segments = []
     for dim, count, axis in sums:
-        size = layout.statistics_bytes(operator, dim, count)
-        segment = build_communication(groups[axis], axis, Collective.ALL_REDUCE, size, f"statistics of {operator.name}")
-        segments.append(segment._replace(tensor=operator.outputs[0]))
+        if layout.mesh.size(axis) > 1:
+            size = layout.statistics_bytes(operator, dim, count)
+            segment = build_communication(axis, Collective.ALL_REDUCE, size, f"statistics of {operator.name}")
+            segments.append(segment._replace(tensor=operator.outputs[0]))
     return segments
 
 
@@ -213,14 +196,6 @@ EAGER_SOFTMAX_LAUNCHES = 5
 
 _ADDING_KINDS = frozenset({OperatorKind.ELEMENTWISE, OperatorKind.DROPOUT})
 """Kinds of operators that may add parameters to their inputs."""
-
-
-class BlockSegments(NamedTuple):
-    """The segments of one block for one microbatch on one rank; a backward may begin with segments of a loss."""
-
-    forward: tuple[Segment, ...]
-    backward: tuple[Segment, ...]
-    num_loss_segments: int = 0
 
 
 class BlockTraining(NamedTuple):
@@ -342,21 +317,6 @@ class BlockLayout:
         is_router = operator.kind is OperatorKind.MATMUL and EXPERTS in dict(operator.dims)
         return not is_router and self.block.tensor[operator.outputs[0]].dtype != "fp32"
 
-    def weight_gradient_time(self, accelerator: Accelerator, operator: Operator) -> float:
-        """Return the seconds that an operator's backward spends on gradients of its parameters."""
-        return 0.0 if self.frozen else self.frozen_time(accelerator, operator)
-
-    def frozen_time(self, accelerator: Accelerator, operator: Operator) -> float:
-        """Return the seconds that an operator's backward would save with frozen parameters."""
-        return weight_gradient_time(
-            accelerator,
-            self.block,
-            operator,
-            self.local_sizes(operator),
-            quantised=self.quantises(operator),
-            gradient_bytes=self.gradient_bytes,
-        )
-
     def parameter_elements(self) -> int:
         """Return the elements of one rank's share of the block's parameters."""
         return sum(self.parameter_share(tensor) for tensor in self.block.parameters)
@@ -440,10 +400,8 @@ class BlockLayout:
         return prod(self.mesh.size(axis) for axis in axes)
 
 
-def build_block_segments(
-    layout: BlockLayout, accelerator: Accelerator, groups: Mapping[str, Communicator], *, keeps_gathered: bool = True
-) -> BlockSegments:
-    """Return forward and backward of a block: compute, and collectives over its ``groups`` by axis, in order.
+def build_block_segments(layout: BlockLayout, *, keeps_gathered: bool = True) -> BlockSegments:
+    """Return forward and backward of a block: compute, and collectives along its axes, in order.
 
     Where a product keeps only its shard of an input that it gathers along the tensor axis, backward gathers the input
     again beside the product, for the gradient of the weight (Korthikanti et al. 2022, section 4.2.2). Products of
@@ -464,33 +422,31 @@ def build_block_segments(
                 available_inputs[name, target] = None
                 source = layout.produced_layouts[name]
                 input_segments = build_arrivals(
-                    layout, groups, name, source, target, sums_first=layout.adds_before_cut(operator)
+                    layout, name, source, target, sums_first=layout.adds_before_cut(operator)
                 )
-                input_segments = add_token_sorts(layout, accelerator, TaskKind.FORWARD, input_segments)
+                input_segments = add_token_sorts(layout, TaskKind.FORWARD, input_segments)
                 forward += input_segments
                 if keeps_shards:
                     regather_segments += [
                         segment._replace(overlaps_next=True) for segment in input_segments if is_tensor_gather(segment)
                     ]
                 if any(layout.gives_gradient(reader) for reader in layout.list_readers(name, target)):
-                    gradient_segments = build_returns(
-                        layout, groups, name, find_gradient_layout(layout, name, target), source
-                    )
-                    return_segments += add_token_sorts(layout, accelerator, TaskKind.BACKWARD, gradient_segments)
-        operator_segments = build_operator_segments(
-            layout, accelerator, groups, operator, regathered_inputs.get(operator.name, ())
-        )
+                    gradient_layout = find_gradient_layout(layout, name, target)
+                    gradient_segments = build_returns(layout, name, gradient_layout, source)
+                    return_segments += add_token_sorts(layout, TaskKind.BACKWARD, gradient_segments)
+        operator_segments = build_operator_segments(layout, operator, regathered_inputs.get(operator.name, ()))
         return_segments = [*operator_segments.after_backward, *return_segments]
-        if layout.runs_ring(operator) and CONTEXT in groups:
-            num_turns, size = layout.mesh.size(CONTEXT), layout.ring_bytes(operator)
+        num_turns = layout.mesh.size(CONTEXT)
+        if layout.runs_ring(operator) and num_turns > 1:
+            size = layout.ring_bytes(operator)
             forward += [
                 *operator_segments.gathers,
-                *build_ring_forward(operator_segments.forward, num_turns, size, groups[CONTEXT]),
+                *build_ring_forward(operator_segments.forward, num_turns, size),
             ]
             backward.append(
                 [
                     *operator_segments.before_backward,
-                    *build_ring_backward(operator_segments.backward, num_turns, size, groups[CONTEXT]),
+                    *build_ring_backward(operator_segments.backward, num_turns, size),
                     *return_segments,
                 ]
             )
@@ -517,15 +473,11 @@ class OperatorSegments(NamedTuple):
 
 
 def build_operator_segments(
-    layout: BlockLayout,
-    accelerator: Accelerator,
-    groups: Groups,
-    operator: Operator,
-    regathered_inputs: tuple[str, ...] = (),
+    layout: BlockLayout, operator: Operator, regathered_inputs: tuple[str, ...] = ()
 ) -> OperatorSegments:
     """Return an operator and its own collectives; ``regathered_inputs`` are gathered for its gradients of weights."""
-    surrounding = build_surrounding(layout, groups, operator, regathered_inputs)
-    forward, backward = (_build_compute(accelerator, layout, operator, direction) for direction in Pass)
+    surrounding = build_surrounding(layout, operator, regathered_inputs)
+    forward, backward = (_build_compute(layout, operator, direction) for direction in Pass)
     return OperatorSegments(
         surrounding.before_forward, forward, surrounding.before_backward, backward, surrounding.after_backward
     )
@@ -543,24 +495,22 @@ def adds_before_cut(operator: Operator, source: ShardingSpec, target: ShardingSp
 
 
 def build_arrivals(
-    layout: BlockLayout, groups: Groups, name: str, source: ShardingSpec, target: ShardingSpec, *, sums_first: bool
+    layout: BlockLayout, name: str, source: ShardingSpec, target: ShardingSpec, *, sums_first: bool
 ) -> list[Segment]:
     """Return the collectives that bring a tensor from the layout in which it is made to that in which it is read.
 
     ``sums_first`` says that partial sums are completed before any dim is cut.
     """
     if not sums_first:
-        return build_collectives(layout, groups, name, source, target)
+        return build_collectives(layout, name, source, target)
     complete_spec = source.without_partial
     return [
-        *build_collectives(layout, groups, name, source, complete_spec),
-        *build_collectives(layout, groups, name, complete_spec, target),
+        *build_collectives(layout, name, source, complete_spec),
+        *build_collectives(layout, name, complete_spec, target),
     ]
 
 
-def add_token_sorts(
-    layout: BlockLayout, accelerator: Accelerator, kind: TaskKind, segments: list[Segment]
-) -> list[Segment]:
+def add_token_sorts(layout: BlockLayout, kind: TaskKind, segments: list[Segment]) -> list[Segment]:
     """Return segments with a copy after every exchange of routed tokens between experts' ranks.
 
     Tokens arrive rank by rank, are read expert by expert, and go back the other way: they are sorted where a rank has
@@ -573,18 +523,16 @@ def add_token_sorts(
             continue
         tensor = layout.block.tensor[segment.tensor]
         if dict(zip(tensor.dims, tensor.shape, strict=True))[EXPERTS] > layout.mesh.size(EXPERT):
-            seconds = streaming_time(2 * segment.size, accelerator.bandwidth(OperatorKind.PERMUTE), accelerator.launch)
-            result.append(Segment(kind, to_ticks(seconds), f"sort of {segment.tensor}", tensor=segment.tensor))
+            sort = Streaming(2 * segment.size, OperatorKind.PERMUTE)
+            result.append(Segment(kind, f"sort of {segment.tensor}", sort, tensor=segment.tensor))
     return result
 
 
-def build_returns(
-    layout: BlockLayout, groups: Groups, name: str, gradient: ShardingSpec, source: ShardingSpec
-) -> list[Segment]:
+def build_returns(layout: BlockLayout, name: str, gradient: ShardingSpec, source: ShardingSpec) -> list[Segment]:
     """Return the collectives that bring the gradient of a tensor, if it has one, back to the tensor's layout."""
     if not layout.has_gradient(name):
         return []
-    return build_collectives(layout, groups, name, gradient, source.without_partial, "gradient of ")
+    return build_collectives(layout, name, gradient, source.without_partial, "gradient of ")
 
 
 def is_tensor_gather(segment: Segment) -> bool:
@@ -601,19 +549,21 @@ def find_gradient_layout(layout: BlockLayout, name: str, target: ShardingSpec) -
     return ShardingSpec(target.cuts, tuple(partial_axes))
 
 
-def _build_compute(accelerator: Accelerator, layout: BlockLayout, operator: Operator, direction: Pass) -> Segment:
+def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> Segment:
     """Return the segment of an operator's own kernels in one direction."""
-    quantised = layout.quantises(operator)
-    sizes, gradient_bytes = layout.local_sizes(operator), layout.gradient_bytes
-    seconds = operator_time(
-        accelerator, layout.block, operator, sizes, direction, quantised=quantised, gradient_bytes=gradient_bytes
+    is_quantised = layout.quantises(operator)
+    kernels = Kernels(
+        layout.block,
+        operator,
+        layout.local_sizes(operator),
+        direction,
+        is_quantised,
+        layout.gradient_bytes,
+        layout.frozen,
+        operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]),
     )
-    if layout.frozen and direction is Pass.BACKWARD and (frozen_seconds := layout.frozen_time(accelerator, operator)):
-        seconds -= frozen_seconds
-    if operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]):
-        seconds += operator_launches(operator, direction, quantised=quantised) * accelerator.sharded_launch
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Segment(kind, to_ticks(seconds), operator.name, _count_launches(layout, operator) + quantised)
+    return Segment(kind, operator.name, kernels, _count_launches(layout, operator) + is_quantised)
 
 
 def _has_operator_cut(sharding: OperatorSharding) -> bool:

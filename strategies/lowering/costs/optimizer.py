@@ -27,12 +27,9 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.compute import optimizer_time
 from meshwise.simulator.operator_graph import ITEMSIZE
-from meshwise.simulator.units import to_ticks
 from meshwise.strategies.plan.mesh import EXPERT_DATA, GROUPS, OPERATOR_AXES, REPLICA
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.plan import Plan, SharedStates
 from meshwise.strategies.plan.problem import Training
 
 
@@ -63,14 +60,14 @@ class Parameters(NamedTuple):
     replicated_elements: tuple[int, ...] = (0,) * len(OPERATOR_AXES)
 
 
-def count_updated_parameters(plan: Plan, parameters: int, expert_parameters: int = 0) -> int:
+def count_updated_parameters(plan: SharedStates, parameters: int, expert_parameters: int = 0) -> int:
     """Return how many of a rank's parameters its optimizer updates; ``expert_parameters`` of them are of experts."""
     if not plan.zero:
         return parameters
     return ceil((parameters - expert_parameters) / plan.shards) + ceil(expert_parameters / plan.expert_shards)
 
 
-def state_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
+def state_bytes(training: Training, plan: SharedStates, parameters: Parameters) -> int:
     """Return the bytes of optimizer state that one rank keeps."""
     factored_bytes = (
         count_updated_parameters(plan, parameters.factored_elements, parameters.factored_expert_elements)
@@ -82,7 +79,7 @@ def state_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
     )
 
 
-def step_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
+def step_bytes(training: Training, plan: SharedStates, parameters: Parameters) -> int:
     """Return the bytes that the optimizer's step reads and writes: gradients in, state in and out, parameters out."""
     # State counts twice, because the step reads and writes it.
     element_bytes = training.gradient_bytes + training.updated_bytes
@@ -91,32 +88,7 @@ def step_bytes(training: Training, plan: Plan, parameters: Parameters) -> int:
     ) * element_bytes + 2 * state_bytes(training, plan, parameters)
 
 
-def optimizer_ticks(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, fraction: float = 1.0
-) -> int:
-    """Return the ticks of the optimizer's step, with the casts of weights that layers multiply by in fp8.
-
-    ``fraction`` is the part of the parameters that it updates.
-    """
-    if training.frozen:
-        return 0
-    shards_each = plan.zero >= 2 and plan.shards > 1  # every parameter on its own, where others share them out
-    tensors = ceil(
-        fraction * (ceil(parameters.tensors / plan.shards) if plan.zero and not shards_each else parameters.tensors)
-    )
-    cast_bytes = (
-        parameters.quantised_elements * (training.parameter_bytes + training.quantised_bytes)
-        if training.quantised_bytes
-        else 0
-    )
-    seconds = optimizer_time(accelerator, fraction * (step_bytes(training, plan, parameters) + cast_bytes), tensors)
-    # Sharded parameters are distributed tensors, whose dispatch costs the host a launch of its own.
-    if shards_each or plan.operator_ranks > 1:
-        seconds += tensors * accelerator.sharded_launch
-    return to_ticks(seconds)
-
-
-def uses_ddp_buckets(training: Training, plan: Plan) -> bool:
+def uses_ddp_buckets(training: Training, plan: SharedStates) -> bool:
     """Return whether torch's DistributedDataParallel sums gradients, in buckets that stay allocated.
 
     It takes no parameters that are cut, sums beneath whole backwards, leaves whole gradients on all ranks, and sums in
@@ -128,13 +100,13 @@ def uses_ddp_buckets(training: Training, plan: Plan) -> bool:
     return overlaps_backward and plan.gradient_reduction == "all_reduce" and ITEMSIZE[training.dtype] > 2
 
 
-def allocates_gradients(training: Training, plan: Plan) -> bool:
+def allocates_gradients(training: Training, plan: SharedStates) -> bool:
     """Return whether gradients have memory only from the first backward of a step on.
 
     Gradients that go to the host as they are made count there all the time.
     """
     drops_gradients = training.conventions.drops_gradients and not training.frozen
-    keeps_gradients = plan.asynchronous or any(plan.offload.parameters) or uses_ddp_buckets(training, plan)
+    keeps_gradients = plan.asynchronous or plan.offloads_parameters or uses_ddp_buckets(training, plan)
     return drops_gradients and not keeps_gradients
 
 
@@ -150,13 +122,3 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
         (REPLICA,) if plan.zero else (REPLICA, *GROUPS[EXPERT_DATA])
     )  # ranks along these hold the same gradients
     return tuple(axis.name for axis in plan.mesh.axes if axis.name not in shared_axes)
-
-
-def norm_ticks(
-    accelerator: Accelerator, training: Training, plan: Plan, parameters: Parameters, num_on_host: int = 0
-) -> int:
-    """Return the ticks in which a rank reads its gradients once, except ``num_on_host`` elements on its host."""
-    size = (
-        count_updated_parameters(plan, parameters.elements, parameters.expert_elements) - num_on_host
-    ) * training.gradient_bytes
-    return to_ticks(optimizer_time(accelerator, size))

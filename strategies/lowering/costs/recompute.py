@@ -22,16 +22,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
-from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
-from meshwise.strategies.lowering.costs.operator import BlockSegments, defers
-from meshwise.strategies.lowering.costs.steps import Segment
+from meshwise.strategies.lowering.costs.operator import defers
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
-from meshwise.strategies.plan.recomputation import HOOK_LAUNCHES, LayerRecompute, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import ActionKind
 
 _HEAVY_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
@@ -167,12 +165,7 @@ def find_backward_sources(block: Block) -> frozenset[str]:
 
 
 def with_recompute(
-    block: Block,
-    segments: BlockSegments,
-    recompute_choice: LayerRecompute,
-    accelerator: Accelerator,
-    *,
-    reruns_unread: bool = True,
+    block: Block, segments: BlockSegments, recompute_choice: LayerRecompute, *, reruns_unread: bool = True
 ) -> BlockSegments:
     """Return the segments of a block with the recomputed part of forward before backward.
 
@@ -202,12 +195,11 @@ def with_recompute(
         if segment.label in names:
             repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE)]
         pending = []
-    if accelerator.recompute_launch:
-        # Operators given by name are checkpointed one by one, others as one region.
-        num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
-        seconds = num_regions * accelerator.recompute_launch + HOOK_LAUNCHES * len(names) * accelerator.launch
-        repeated_segments.insert(0, Segment(TaskKind.RECOMPUTE, to_ticks(seconds), "kept inputs", 0))
-    return BlockSegments(segments.forward, (*repeated_segments, *segments.backward))
+    # Operators given by name are checkpointed one by one, others as one region.
+    num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
+    checkpoints = Checkpoints(num_regions, len(names))
+    kept_inputs = Segment(TaskKind.RECOMPUTE, "kept inputs", checkpoints, 0, is_optional=True)
+    return BlockSegments(segments.forward, (kept_inputs, *repeated_segments, *segments.backward))
 
 
 class Moments(NamedTuple):

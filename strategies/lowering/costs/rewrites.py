@@ -56,22 +56,17 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.kernels import streaming_time
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
-from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockSegments, defers
-from meshwise.strategies.lowering.costs.steps import Segment
+from meshwise.strategies.lowering.costs.operator import BlockLayout, defers
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Portion, Segment, Share, Streaming
 from meshwise.strategies.plan.mesh import TENSOR
 
 _HIDDEN_COLLECTIVES = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 """Collectives that sum the gradient of an input, and overlap the product for the gradient of the weight."""
 
 
-def with_overlap(
-    layout: BlockLayout, accelerator: Accelerator, segments: BlockSegments, *, in_chunks: bool
-) -> BlockSegments:
+def with_overlap(layout: BlockLayout, segments: BlockSegments, *, in_chunks: bool) -> BlockSegments:
     """Return the segments of a block whose tensor collectives overlap its cut products.
 
     Parameters
@@ -81,18 +76,15 @@ def with_overlap(
         overlap the products for gradients of weights.
     """
     forward, backward = (
-        _overlap_products(layout, accelerator, pass_segments, in_chunks)
-        for pass_segments in (segments.forward, segments.backward)
+        _overlap_products(layout, pass_segments, in_chunks) for pass_segments in (segments.forward, segments.backward)
     )
     return BlockSegments(forward, backward, segments.num_loss_segments)
 
 
-def _overlap_products(
-    layout: BlockLayout, accelerator: Accelerator, segments: Sequence[Segment], in_chunks: bool
-) -> tuple[Segment, ...]:
+def _overlap_products(layout: BlockLayout, segments: Sequence[Segment], in_chunks: bool) -> tuple[Segment, ...]:
     """Return segments in which every collective next to its cut product overlaps a part of it where it can."""
     products = {operator.name: operator for operator in layout.block.operators if is_cut_product(layout, operator)}
-    num_ranks = layout.mesh.size(TENSOR)
+    chunk = Portion(Share.CHUNK, layout.mesh.size(TENSOR))
     result: list[Segment] = []
     pending = list(reversed(segments))
     while pending:
@@ -104,17 +96,17 @@ def _overlap_products(
             continue
         tensor_sides = operator.inputs, operator.outputs
         read_tensors, written_tensors = tensor_sides[::-1] if is_backward else tensor_sides
-        weight_ticks = weight_gradient_ticks(layout, accelerator, operator, segment) if is_backward else 0
         if in_chunks and result and _moves_tensor(result[-1], (Collective.ALL_GATHER,), read_tensors):
-            gather = result.pop()
-            result += _overlap_gather(gather, segment, (segment.ticks - weight_ticks) // num_ranks + weight_ticks)
+            gather = result.pop()._replace(overlaps_next=True)
+            result += [gather, *_cut_product(segment, chunk.rest)]
         elif pending and (
             is_gradient_sum(pending[-1], written_tensors)
             if is_backward
             else _moves_tensor(pending[-1], _HIDDEN_COLLECTIVES[:1], written_tensors)
         ):
-            tail_ticks = weight_ticks if is_backward else segment.ticks - segment.ticks // num_ranks
-            result += _overlap_scatter(segment, pending.pop(), tail_ticks)
+            scatter = pending.pop()._replace(overlaps_next=True)
+            head, tail = _cut_product(segment, Portion(Share.WEIGHTS).rest if is_backward else chunk)
+            result += [head, scatter, tail]
         else:
             result.append(segment)
     return tuple(result)
@@ -127,11 +119,6 @@ def is_cut_product(layout: BlockLayout, operator: Operator) -> bool:
     return any(TENSOR in axes for _, axes in layout.kept_layout(operator, operator.parameters[0]).cuts)
 
 
-def weight_gradient_ticks(layout: BlockLayout, accelerator: Accelerator, operator: Operator, segment: Segment) -> int:
-    """Return the ticks that a product's backward spends on the gradient of its weight."""
-    return min(to_ticks(layout.weight_gradient_time(accelerator, operator)), segment.ticks)
-
-
 def is_gradient_sum(segment: Segment, tensors: Collection[str]) -> bool:
     """Return whether a segment sums the gradient of one of ``tensors`` along the tensor axis."""
     return _moves_tensor(segment, _HIDDEN_COLLECTIVES, tensors)
@@ -142,21 +129,9 @@ def _moves_tensor(segment: Segment, collectives: Collection[Collective], tensors
     return segment.collective in collectives and segment.axis == TENSOR and segment.tensor in tensors
 
 
-def _overlap_gather(gather: Segment, product: Segment, tail_ticks: int) -> list[Segment]:
-    """Return a gather that overlaps a product except for the product's last ticks."""
-    head, tail = _cut_product(product, product.ticks - tail_ticks)
-    return [gather._replace(overlaps_next=True), head, tail]
-
-
-def _overlap_scatter(product: Segment, scatter: Segment, tail_ticks: int) -> list[Segment]:
-    """Return a scatter that overlaps the last ticks of a product."""
-    head, tail = _cut_product(product, product.ticks - tail_ticks)
-    return [head, scatter._replace(overlaps_next=True), tail]
-
-
-def _cut_product(product: Segment, ticks: int) -> tuple[Segment, Segment]:
-    """Return a product as two segments, the first of so many ticks; both are launched at once."""
-    return product._replace(ticks=ticks), product._replace(ticks=product.ticks - ticks, num_launches=0)
+def _cut_product(product: Segment, portion: Portion) -> tuple[Segment, Segment]:
+    """Return a product as two segments, the first a portion of it; both are launched at once."""
+    return product._replace(portion=portion), product._replace(portion=portion.rest, num_launches=0)
 
 
 class SplitBackward(NamedTuple):
@@ -166,28 +141,23 @@ class SplitBackward(NamedTuple):
     weights: tuple[Segment, ...]
 
 
-def split_backward(layout: BlockLayout, accelerator: Accelerator, backward: Iterable[Segment]) -> SplitBackward:
+def split_backward(layout: BlockLayout, backward: Iterable[Segment]) -> SplitBackward:
     """Return the segments of a backward in two; together they take the same ticks.
 
-    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred. A part in which a
-    block has nothing to do is one segment of no ticks.
+    Recomputation belongs to the gradients of inputs, and so do collectives that are not deferred.
     """
-    operators = {operator.name: operator for operator in layout.block.operators if defers(operator)}
+    operators = {operator.name for operator in layout.block.operators if defers(operator)}
+    weights_portion = Portion(Share.WEIGHTS)
     inputs: list[Segment] = []
     weights: list[Segment] = []
     for segment in backward:
-        operator = operators.get(segment.label) if segment.kind is TaskKind.BACKWARD else None
-        if operator is None:
+        if segment.kind is TaskKind.BACKWARD and segment.label in operators:
+            weights.append(Segment(TaskKind.WEIGHT_GRADIENT, segment.label, segment.work, portion=weights_portion))
+            # An embedding makes no gradients of inputs.
+            inputs.append(segment._replace(portion=weights_portion.rest, is_optional=True))
+        else:
             (weights if segment.deferred else inputs).append(segment)
-            continue
-        ticks = min(to_ticks(layout.weight_gradient_time(accelerator, operator)), segment.ticks)
-        weights.append(Segment(TaskKind.WEIGHT_GRADIENT, ticks, segment.label))
-        if segment.ticks > ticks:
-            inputs.append(segment._replace(ticks=segment.ticks - ticks))
-    no_work = Segment(TaskKind.BACKWARD, 0, "nothing", 0)
-    return SplitBackward(
-        tuple(inputs) or (no_work,), tuple(weights) or (no_work._replace(kind=TaskKind.WEIGHT_GRADIENT),)
-    )
+    return SplitBackward(tuple(inputs), tuple(weights))
 
 
 def undeferred_elements(layout: BlockLayout) -> int:
@@ -197,9 +167,7 @@ def undeferred_elements(layout: BlockLayout) -> int:
     return sum(layout.parameter_share(tensor) for tensor in block.parameters if tensor.name not in deferred_names)
 
 
-def with_accumulation(
-    layout: BlockLayout, accelerator: Accelerator, segments: BlockSegments, gradient_bytes: int
-) -> BlockSegments:
+def with_accumulation(layout: BlockLayout, segments: BlockSegments, gradient_bytes: int) -> BlockSegments:
     """Return the segments of a block whose gradients are added to a buffer of ``gradient_bytes`` an element.
 
     The sums of an operator's gradients follow the last segment of its backward.
@@ -220,8 +188,7 @@ def with_accumulation(
             layout.parameter_share(parameter) * (ITEMSIZE[parameter.dtype] + 2 * gradient_bytes)
             for parameter in parameters
         )
-        launch = len(parameters) * accelerator.launch
-        seconds = streaming_time(traffic, accelerator.bandwidth(OperatorKind.ELEMENTWISE), launch)
+        addition = Streaming(traffic, OperatorKind.ELEMENTWISE, len(parameters))
         label = f"gradients of {operator.name} added"
-        backward.append(Segment(TaskKind.BACKWARD, to_ticks(seconds), label, 0, deferred=defers(operator)))
+        backward.append(Segment(TaskKind.BACKWARD, label, addition, 0, deferred=defers(operator)))
     return segments._replace(backward=tuple(backward))

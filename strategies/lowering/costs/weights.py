@@ -23,7 +23,7 @@ References
 .. [4] Shoeybi et al. 2019, "Megatron-LM".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -33,7 +33,8 @@ from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.parallelism import EXPERTS
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training
 
 
@@ -119,7 +120,7 @@ def replicated_elements(layout: BlockLayout, framework: Framework) -> tuple[int,
     return tuple(sum(map(layout.parameter_share, parameters.values())) for parameters in replicated_parameters)
 
 
-def summed_elements(plan: Plan, elements: int) -> int:
+def summed_elements(plan: SharedStates, elements: int) -> int:
     """Return how many of ``elements`` gradients a rank has summed over data ranks: its share alone from ZeRO 2 on."""
     return ceil(elements / plan.shards) if plan.zero >= 2 else elements
 
@@ -148,13 +149,13 @@ def _is_scattered(layout: BlockLayout, operator: Operator, axis: str) -> bool:
     return any(axis in axes for reader, name in readers for _, axes in layout.input_layout(reader, name).cuts)
 
 
-def find_tied_parameters(graph: OperatorGraph, plan: Plan) -> list[tuple[tuple[int, int], tuple[str, str]]]:
+def find_tied_parameters(
+    graph: OperatorGraph, stages: Sequence[Stage], positions: Sequence[int]
+) -> list[tuple[tuple[int, int], tuple[str, str]]]:
     """Return the pairs of pipeline positions that keep one parameter each, with its block and name."""
-    if not graph.tied or plan.pipeline == 1:
+    if not graph.tied or max(positions) == 0:
         return []
-    position_of = {
-        block: position for stage, position in zip(plan.stages, plan.positions, strict=True) for block in stage.blocks
-    }
+    position_of = {block: position for stage, position in zip(stages, positions, strict=True) for block in stage.blocks}
     ties = [
         ((position_of.get(first_use[0], -1), position_of.get(second_use[0], -1)), second_use)
         for first_use, second_use in graph.tied

@@ -17,7 +17,7 @@ from meshwise.simulator.collectives.choose import measured_time
 from meshwise.simulator.collectives.traffic import Phase
 from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
 from meshwise.simulator.program import IntArray, RankClass
-from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, GroupLoads, PlacedMesh, tied_kind
+from meshwise.strategies.lowering.rank_classes.placement import GroupLoads, PlacedMesh
 from meshwise.strategies.lowering.rank_classes.refinement import (
     Colours,
     FloatArray,
@@ -30,8 +30,6 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     refine,
 )
 from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, list_data_ranks
-
-__all__ = ["BACKWARD", "FORWARD", "ClassTable", "PhaseRow", "find_unique_pairs", "fold", "tied_kind", "unfold"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ A communicator says what the collectives of one group class cost and what they p
 network are flows that repeat.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,9 +17,9 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.program import Background, Flow
 from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, PhaseRow
-from meshwise.strategies.lowering.rank_classes.numbers import Numbers
-from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, tenant_kind, tied_kind
-from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, PASS_AXES
+from meshwise.strategies.lowering.rank_classes.placement import tenant_kind
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, PASS_AXES, tied_kind
 
 
 class TimedPhase(NamedTuple):
@@ -38,26 +39,18 @@ class Communicator:
     def __init__(self, table: ClassTable, kind: str, index: int) -> None:
         self.table, self.kind, self.index = table, kind, index
         self.size = table.tables[kind].devices.shape[1]
-        self._phases: dict[tuple[Collective, float], tuple[TimedPhase, ...]] = {}
 
     @property
     def cluster(self) -> Cluster:
         """The machine."""
         return self.table.cluster
 
+    @memoise
     def list_phases(self, collective: Collective, size: float) -> tuple[TimedPhase, ...]:
-        """Return the phases of a collective of ``size`` bytes, by the algorithm that is fastest on idle links."""
-        key = (collective, size)
-        if key not in self._phases:
-            self._phases[key] = self._choose_fastest(collective, size)
-        return self._phases[key]
+        """Return the phases of a collective of ``size`` bytes: by its measured time, or by the fastest algorithm.
 
-    def ticks(self, collective: Collective, size: float) -> int:
-        """Return the ticks of a collective with which nothing contends."""
-        return sum(phase.ticks for phase in self.list_phases(collective, size))
-
-    def _choose_fastest(self, collective: Collective, size: float) -> tuple[TimedPhase, ...]:
-        """Return the phases of a collective by its measured time, or else by the fastest algorithm."""
+        The fastest one is that on idle links.
+        """
         if size <= 0:
             return ()
         measured_seconds = measured_time(self.cluster, collective, self.size, size)
@@ -72,6 +65,10 @@ class Communicator:
             else candidates[0]
         )
         return tuple(self._time_phase(row, size) for row in fastest)
+
+    def ticks(self, collective: Collective, size: float) -> int:
+        """Return the ticks of a collective with which nothing contends."""
+        return sum(phase.ticks for phase in self.list_phases(collective, size))
 
     def _list_rows(self, collective: Collective, algorithm: Algorithm) -> list[PhaseRow]:
         """Return the phases of a collective on this group class by one algorithm."""
@@ -112,58 +109,66 @@ def _count_ticks(latency: float, size: float, seconds_per_byte: float) -> int:
     return to_ticks(latency) + transfer_ticks
 
 
-class RankProfile(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class RankProfile:
     """What the costs of a rank depend on: its device, its host's launch time in seconds, and its groups inside passes.
 
     ``groups`` are by mesh axis, and ``batch`` is the number of sequences of its microbatches, 0 where all ranks have
-    those of the plan. Ranks of equal ``key`` have equal costs.
+    those of the plan. Compared and hashed by identity: ranks of equal costs share one.
     """
 
-    key: tuple[int, tuple[int, ...], float, int]
     accelerator: Accelerator
     launch: float
-    groups: dict[str, Communicator]
+    groups: Mapping[str, Communicator]
     batch: int = 0
 
 
+class RankRegistry:
+    """What the costs of ranks and groups depend on, on all machines whose ranks are compared: equal ones once."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[Hashable, RankProfile] = {}
+        self._group_numbers: dict[Hashable, int] = {}
+
+    def find_profile(self, key: Hashable, profile: RankProfile) -> RankProfile:
+        """Return the first profile of a key."""
+        return self._profiles.setdefault(key, profile)
+
+    def number_group(self, costs: Hashable) -> int:
+        """Return a number for the costs of a group."""
+        return self._group_numbers.setdefault(costs, len(self._group_numbers))
+
+
 class Machine:
-    """The rank classes of one placed mesh with their communicators, each built once.
+    """The rank classes of one placed mesh with their communicators, each built once."""
 
-    ``costs`` numbers what the costs of groups depend on, for all machines whose ranks are compared.
-    """
-
-    def __init__(self, table: ClassTable, costs: Numbers[object]) -> None:
+    def __init__(self, table: ClassTable, registry: RankRegistry) -> None:
         self.table = table
-        self._costs = costs
-        self._communicators: dict[tuple[str, int], Communicator] = {}
-        self._pass_groups: dict[tuple[str, int], tuple[Communicator, int]] = {}
-        self._ranks: dict[int, RankProfile] = {}
-        self._alike_groups: dict[tuple[str, Collective], tuple[int, ...]] = {}
-        self._distinct_groups: dict[tuple[str, Collective], tuple[tuple[int, ...], ...]] = {}
+        self._registry = registry
 
+    @memoise
     def communicator(self, kind: str, index: int) -> Communicator:
         """Return the communicator of a group class."""
-        if (kind, index) not in self._communicators:
-            self._communicators[kind, index] = Communicator(self.table, kind, index)
-        return self._communicators[kind, index]
+        return Communicator(self.table, kind, index)
 
     def find_group(self, kind: str, rank_class: int) -> Communicator | None:
         """Return the communicator of a rank class's group of a kind, or ``None`` where it has none."""
         groups = self.table.group_of.get(kind)
         return self.communicator(kind, groups[rank_class]) if groups else None
 
+    @memoise
     def rank(self, rank_class: int) -> RankProfile:
         """Return what the costs of a rank class depend on."""
-        if rank_class not in self._ranks:
-            table = self.table
-            device = int(table.placed.devices[table.representatives[rank_class]])
-            pass_groups = {kind: self._find_pass_group(kind, rank_class) for kind in PASS_AXES if kind in table.tables}
-            launch = table.cluster.node_kind(device).host.launch
-            batch = int(table.placed.sequences[table.representatives[rank_class]])
-            key = (table.device_kinds[rank_class], tuple(costs for _, costs in pass_groups.values()), launch, batch)
-            groups = {kind: group for kind, (group, _) in pass_groups.items()}
-            self._ranks[rank_class] = RankProfile(key, table.cluster.accelerator_of(device), launch, groups, batch)
-        return self._ranks[rank_class]
+        table = self.table
+        device = int(table.placed.devices[table.representatives[rank_class]])
+        pass_groups = {kind: self._find_pass_group(kind, rank_class) for kind in PASS_AXES if kind in table.tables}
+        launch = table.cluster.node_kind(device).host.launch
+        batch = int(table.placed.sequences[table.representatives[rank_class]])
+        key = (table.device_kinds[rank_class], tuple(costs for _, costs in pass_groups.values()), launch, batch)
+        groups = {kind: group for kind, (group, _) in pass_groups.items()}
+        return self._registry.find_profile(
+            key, RankProfile(table.cluster.accelerator_of(device), launch, groups, batch)
+        )
 
     def batch(self, kind: str, group: int) -> int:
         """Return the sequences of a microbatch on the ranks of a group class; 0 where all ranks have as many."""
@@ -173,19 +178,26 @@ class Machine:
     def ranks(self) -> tuple[tuple[RankProfile, ...], ...]:
         """For every pipeline position, what the costs of its rank classes depend on, equal ones once."""
         rows = ((self.rank(index) for index in classes) for classes in self.table.by_position)
-        return tuple(tuple({rank.key: rank for rank in row}.values()) for row in rows)
+        return tuple(tuple(dict.fromkeys(row)) for row in rows)
 
     def _find_pass_group(self, kind: str, rank_class: int) -> tuple[Communicator, int]:
         """Return the first group of a kind that lies as a rank class's own group does, and a number for its costs."""
-        group = self.table.group_of[kind][rank_class]
-        # Groups of one signature cost the same on idle links.
-        key = (kind, self.table.list_signatures(kind)[group])
-        if key not in self._pass_groups:
-            cost_keys = tuple(
-                self._list_cost_keys(kind, collective, (group,)) for collective in self._list_collectives(kind)
-            )
-            self._pass_groups[key] = self.communicator(kind, group), self._costs.number((kind, cost_keys))
-        return self._pass_groups[key]
+        return self._describe_group(kind, self._list_first_groups(kind)[self.table.group_of[kind][rank_class]])
+
+    @memoise
+    def _list_first_groups(self, kind: str) -> tuple[int, ...]:
+        """Return, for every group class of a kind, the first one that costs the same on idle links."""
+        first_groups: dict[int, int] = {}
+        signatures = enumerate(self.table.list_signatures(kind))
+        return tuple(first_groups.setdefault(signature, group) for group, signature in signatures)
+
+    @memoise
+    def _describe_group(self, kind: str, group: int) -> tuple[Communicator, int]:
+        """Return a group, and a number for its costs."""
+        cost_keys = tuple(
+            self._list_cost_keys(kind, collective, (group,)) for collective in self._list_collectives(kind)
+        )
+        return self.communicator(kind, group), self._registry.number_group((kind, cost_keys))
 
     def _list_collectives(self, kind: str) -> tuple[Collective, ...]:
         """Return the collectives that groups of a kind run inside passes."""
@@ -200,28 +212,24 @@ class Machine:
         """Return the least ticks of a collective over some group classes of a kind."""
         return min(self.communicator(kind, group).ticks(collective, size) for group in groups)
 
+    @memoise
     def list_distinct_groups(self, kind: str, collective: Collective) -> tuple[tuple[int, ...], ...]:
         """Return, for every pipeline position, its group classes of a kind whose collectives differ in cost."""
-        if (kind, collective) not in self._distinct_groups:
-            alike_groups = self.list_alike_groups(kind, collective)
-            positions = range(len(self.table.by_position))
-            rows = (
-                dict.fromkeys(alike_groups[group] for group in self.table.groups_at(kind, position))
-                for position in positions
-            )
-            self._distinct_groups[kind, collective] = tuple(map(tuple, rows))
-        return self._distinct_groups[kind, collective]
+        alike_groups = self.list_alike_groups(kind, collective)
+        positions = range(len(self.table.by_position))
+        rows = (
+            dict.fromkeys(alike_groups[group] for group in self.table.groups_at(kind, position))
+            for position in positions
+        )
+        return tuple(map(tuple, rows))
 
+    @memoise
     def list_alike_groups(self, kind: str, collective: Collective) -> tuple[int, ...]:
         """Return, for every group class of a kind, the first one whose collective takes the same ticks for any size."""
-        if (kind, collective) not in self._alike_groups:
-            first_groups: dict[object, int] = {}
-            groups = range(len(self.table.tables[kind]))
-            cost_keys = self._list_cost_keys(kind, collective, groups) if len(groups) > 1 else groups
-            self._alike_groups[kind, collective] = tuple(
-                first_groups.setdefault(key, index) for index, key in enumerate(cost_keys)
-            )
-        return self._alike_groups[kind, collective]
+        first_groups: dict[object, int] = {}
+        groups = range(len(self.table.tables[kind]))
+        cost_keys = self._list_cost_keys(kind, collective, groups) if len(groups) > 1 else groups
+        return tuple(first_groups.setdefault(key, index) for index, key in enumerate(cost_keys))
 
     @cached_property
     def has_launches(self) -> bool:
@@ -243,7 +251,7 @@ class Machine:
         )
         usual_kinds = (*PASS_AXES, DATA, EXPERT_DATA, FORWARD, BACKWARD, NORM)
         kinds = [kind for kind in (*usual_kinds, *tied_kinds) if kind in table.tables]
-        launch_by_key = {self.rank(index).key: self.rank(index).launch for index in range(len(table))}
+        profiles = {self.rank(index) for index in range(len(table))}
         is_single = all(
             len(table.groups_at(kind, position)) <= 1 for kind in kinds for position in range(len(table.by_position))
         )
@@ -255,7 +263,10 @@ class Machine:
             for collective in self._list_collectives(kind)
         )
         return (
-            is_single and len(launch_by_key) == 1 and not any(launch_by_key.values()) and not any(map(any, alike_lists))
+            is_single
+            and len(profiles) == 1
+            and not any(profile.launch for profile in profiles)
+            and not any(map(any, alike_lists))
         )
 
     def _list_cost_keys(self, kind: str, collective: Collective, groups: Iterable[int]) -> tuple[object, ...]:

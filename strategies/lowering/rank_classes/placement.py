@@ -32,28 +32,24 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     quantise,
 )
 from meshwise.strategies.plan.mesh import (
+    BACKWARD,
     CONTEXT,
     DATA,
     EXPERT,
     EXPERT_DATA,
+    FORWARD,
     GROUPS,
+    NORM,
     PASS_AXES,
     PIPELINE,
     REPLICA,
     Mesh,
+    hop_kind,
     list_data_ranks,
+    tied_kind,
 )
-from meshwise.strategies.plan.offloading import FROM_HOST, HOST, TO_HOST
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST_KINDS, TO_HOST
 from meshwise.strategies.plan.parallelism import Attention
-
-FORWARD, BACKWARD = "forward", "backward"
-"""Kinds of pairs of neighbouring pipeline ranks, sender first; kinds of whole groups are those of `GROUPS`."""
-
-HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
-"""Kinds of copies between one rank and its host, and of work on the host."""
-
-NORM = "norm"
-"""Kind of the groups that sum the norm of gradients."""
 
 USUAL_COLLECTIVES = {
     **{name: axis.collectives[0] for name, axis in PASS_AXES.items()},
@@ -67,16 +63,6 @@ USUAL_COLLECTIVES = {
 
 _EXCHANGES = {Attention.RING: Collective.SHIFT, Attention.ULYSSES: Collective.ALL_TO_ALL}
 """The collective that context groups run besides, by their kind of attention."""
-
-
-def tied_kind(first_position: int, second_position: int) -> str:
-    """Return the kind of the pairs of ranks that keep one parameter at two pipeline positions."""
-    return f"tied {first_position} {second_position}"
-
-
-def hop_kind(sender: int, receiver: int) -> str:
-    """Return the kind of the pairs of ranks at two pipeline positions that exchange boundaries but do not adjoin."""
-    return f"send {sender} {receiver}"
 
 
 def tenant_kind(number: int) -> str:

@@ -1,6 +1,6 @@
 """Activation offload: the order of copies to the host and back, through two buffers on the device.
 
-The rules that it follows are described in `meshwise.strategies.lowering.tasks.contents`.
+The rules that it follows are described in `meshwise.strategies.lowering.contents`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from meshwise.strategies.lowering.costs.offload import ACTIVATIONS
-from meshwise.strategies.lowering.tasks.skeleton import Waits
+from meshwise.strategies.lowering.tasks.skeleton import ACTIVATIONS, Waits
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule
 

@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.cluster import Cluster
-from meshwise.strategies.lowering.costs.stage import StageCost
-from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training
 
 SHARING_KINDS = (DATA, EXPERT_DATA)
@@ -27,17 +25,17 @@ BUCKET_BYTES = 25 * 2**20
 """Bytes of ready gradients that are reduced together (DistributedDataParallel's default)."""
 
 
-def overlaps_gradients(cluster: Cluster, plan: Plan) -> bool:
+def overlaps_gradients(cluster: Cluster, plan: SharedStates) -> bool:
     """Return whether gradients are reduced while backward still makes others."""
     return asks_for_overlap(plan) and not cluster.accelerator.computes_collectives
 
 
-def asks_for_overlap(plan: Plan) -> bool:
+def asks_for_overlap(plan: SharedStates) -> bool:
     """Return whether a plan has gradients to reduce, and asks to do so beneath backward."""
     return plan.replicas > 1 and plan.overlap_gradients
 
 
-def reduces_in_buckets(cluster: Cluster, plan: Plan) -> bool:
+def reduces_in_buckets(cluster: Cluster, plan: SharedStates) -> bool:
     """Return whether gradients are reduced bucket by bucket: beneath backward, or for every microbatch."""
     return overlaps_gradients(cluster, plan) or (plan.shards > 1 and plan.zero >= 2)
 
@@ -87,9 +85,11 @@ def fill_buckets(
     return tuple(BucketFilling(kind, counts, _count_blocks(counts, gradient_bytes, limit)) for kind, counts in kinds)
 
 
-def with_whole_units(filling_list: Sequence[BucketFilling], units: Sequence[Unit]) -> tuple[BucketFilling, ...]:
-    """Return fillings with the elements of every block whose gradients are whole at once."""
-    parts = {DATA: tuple(unit.elements for unit in units), EXPERT_DATA: tuple(unit.expert_elements for unit in units)}
+def with_whole_units(
+    filling_list: Sequence[BucketFilling], elements: Sequence[int], expert_elements: Sequence[int]
+) -> tuple[BucketFilling, ...]:
+    """Return fillings with the elements of every block whose gradients are whole at once: of no expert, of experts."""
+    parts = {DATA: tuple(elements), EXPERT_DATA: tuple(expert_elements)}
     return tuple(filling._replace(elements=parts[filling.kind]) for filling in filling_list)
 
 
@@ -106,11 +106,18 @@ def _count_blocks(elements: Sequence[int], gradient_bytes: int, limit: float) ->
 
 
 def build_buckets(
-    names: Sequence[str], stage: StageCost, gradient_bytes: int, limit: float = BUCKET_BYTES
+    names: Sequence[str],
+    gradients: Sequence[int],
+    expert_gradients: Sequence[int],
+    gradient_bytes: int,
+    limit: float = BUCKET_BYTES,
 ) -> tuple[Bucket, ...]:
-    """Return the buckets of a stage whose blocks have ``names``, in the order in which backward fills them."""
-    order, elements = names[::-1], stage.gradients[::-1]
-    experts = [block.expert_parameters for block in stage.blocks[::-1]]
+    """Return the buckets of a stage, in the order in which backward fills them.
+
+    ``names`` are those of its blocks, ``gradients`` the elements whose gradients are whole when each block's backward
+    ends, and ``expert_gradients`` those among them of experts.
+    """
+    order, elements, experts = names[::-1], gradients[::-1], expert_gradients[::-1]
     numbered_buckets: list[tuple[int, Bucket]] = []
     for filling in fill_buckets(elements, experts, gradient_bytes, limit):
         for start, end in pairwise(accumulate(filling.blocks, initial=0)):
@@ -121,22 +128,22 @@ def build_buckets(
     return tuple(bucket for _, bucket in sorted(numbered_buckets, key=lambda entry: entry[0]))
 
 
-def bucket_limit(plan: Plan) -> int:
+def bucket_limit(plan: SharedStates) -> int:
     """Return the bytes that fill a bucket.
 
     With ZeRO 3, and where parameters come from the host, every block is one bucket: the unit that is gathered.
     """
-    return 0 if plan.zero >= 3 or any(plan.offload.parameters) else BUCKET_BYTES
+    return 0 if plan.zero >= 3 or plan.offloads_parameters else BUCKET_BYTES
 
 
-def choose_reduction(plan: Plan) -> Collective:
+def choose_reduction(plan: SharedStates) -> Collective:
     """Return the collective that sums gradients over the data axis: with ZeRO each rank keeps its share."""
     if plan.gradient_reduction == "parameter_server":
         return Collective.PUSH_PULL
     return Collective.REDUCE_SCATTER if plan.zero else Collective.ALL_REDUCE
 
 
-def reduction_bytes(training: Training, plan: Plan) -> float:
+def reduction_bytes(training: Training, plan: SharedStates) -> float:
     """Return the bytes of one parameter in the `choose_reduction` collective: those of its gradient.
 
     A server receives gradients and returns parameters, so that its bytes are the mean of both.
@@ -145,7 +152,7 @@ def reduction_bytes(training: Training, plan: Plan) -> float:
     return (gradient + training.updated_bytes) / 2 if choose_reduction(plan) is Collective.PUSH_PULL else gradient
 
 
-def replica_sum(training: Training, plan: Plan, kind: str, elements: int) -> tuple[Collective, float]:
+def replica_sum(training: Training, plan: SharedStates, kind: str, elements: int) -> tuple[Collective, float]:
     """Return the collective that sums a rank's share of ``elements`` gradients over replicas, and its bytes.
 
     The share is that of a group of a kind.

@@ -39,35 +39,28 @@ References
 .. [6] Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
-from meshwise.simulator.operator_graph import OperatorKind
-from meshwise.simulator.program import Category, Change, IntArray
-from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.simulator.program import Category, Change
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, asks_for_overlap, overlaps_gradients
 from meshwise.strategies.lowering.tasks.variants import (
     FIRST_OFFSET,
     FORWARD_PASS,
     JOINED_OFFSET,
-    find_first_gradients,
     find_joined,
     find_stage_ends,
     is_joined,
     kind_of,
-    list_variants,
 )
 from meshwise.strategies.plan.mesh import DATA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
-from meshwise.strategies.schedules.orders import Actions, list_actions
+from meshwise.strategies.schedules.orders import Actions
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
 
@@ -137,17 +130,17 @@ class Sharing(NamedTuple):
         return tuple(unit < units - 1 or base_variant != FORWARD_PASS or not is_special for unit in range(units))
 
 
-def find_sharing(cluster: Cluster, training: Training, plan: Plan) -> Sharing:
+def find_sharing(cluster: Cluster, training: Training, plan: Plan, *, begins_gradients: bool) -> Sharing:
     """Return what data ranks of a plan share besides the optimizer's states, and how.
 
     Parameters in host memory come unit by unit too, and gradients go there as they are made, whether shared or not.
+    ``begins_gradients`` says whether gradients are allocated in the first backward of a step.
     """
-    has_host_parameters = any(plan.offload.parameters)
+    has_host_parameters = plan.offloads_parameters
     gradients, parameters = ((plan.zero >= min_zero and plan.shards > 1) or has_host_parameters for min_zero in (2, 3))
     is_unshared = has_host_parameters and plan.shards == 1
     num_ahead, num_held = overlaps_gradients(cluster, plan) or is_unshared, asks_for_overlap(plan) or is_unshared
     copies_gradients = gradients and plan.shards > 1 and training.conventions.flattens_gradients
-    begins_gradients = allocates_gradients(training, plan)
     return Sharing(
         gradients,
         parameters,
@@ -272,75 +265,6 @@ def list_changes(
     )
 
 
-def copy_ticks(accelerator: Accelerator, size: int) -> int:
-    """Return the ticks in which so many bytes of gradients are copied into one piece: they are read and written."""
-    if not size:
-        return 0
-    return max(to_ticks(accelerator.launch + 2 * size / accelerator.bandwidth(OperatorKind.ELEMENTWISE)), 1)
-
-
 def _drop_empty(change_list: Sequence[Change]) -> tuple[Change, ...]:
     """Return the changes that are not of 0 bytes."""
     return tuple(change for change in change_list if change.size)
-
-
-class PassMemory(NamedTuple):
-    """Bytes of one pass of one stage on one rank: its lasting change, and its peak above the level before it."""
-
-    change: int
-    peak: int
-
-
-def pass_memory(blocks: Sequence[BlockMemory], block_changes: Sequence[BlockChanges], kind: ActionKind) -> PassMemory:
-    """Return the memory of a pass whose blocks, in its order, keep activations and also have ``block_changes``.
-
-    >>> block = BlockMemory(kept_bytes=10, recomputed_bytes=5, forward=20, backward=20)
-    >>> unit = (Change(Category.PARAMETERS, 7),)
-    >>> pass_memory([block, block], [BlockChanges((), unit, unit)] * 2, ActionKind.FORWARD)
-    PassMemory(change=20, peak=47)
-    >>> head = BlockMemory(kept_bytes=10, recomputed_bytes=0, forward=20, backward=30, loss=5)
-    >>> pass_memory([head], [BlockChanges((), unit, unit)], ActionKind.BACKWARD)
-    PassMemory(change=-10, peak=32)
-    """
-    level = peak = 0
-    for memory, block_change in zip(blocks, block_changes or (NO_CHANGES,) * len(blocks), strict=True):
-        acquired_bytes, released_bytes = memory.changes(kind)
-        level += acquired_bytes + memory.working_bytes(kind) + _sum_sizes(block_change.acquired)
-        peak = max(peak, level)
-        level += _sum_sizes(block_change.gathered) - memory.loss_bytes(kind)
-        peak = max(peak, level)
-        level -= (
-            released_bytes + memory.working_bytes(kind) - memory.loss_bytes(kind) + _sum_sizes(block_change.released)
-        )
-        peak = max(peak, level + block_change.copied_bytes)
-        level -= _sum_sizes(block_change.released_late)
-    return PassMemory(level, peak)
-
-
-def _sum_sizes(change_list: Sequence[Change]) -> int:
-    """Return the bytes of changes together."""
-    return sum(change.size for change in change_list)
-
-
-def find_pass_peaks(plan: Plan, shared_states: Sharing, stages: Sequence[Mapping[int, PassMemory]]) -> IntArray:
-    """Return the most bytes that each pipeline rank holds beyond the resident ones.
-
-    Parameters
-    ----------
-    stages
-        For every stage, the memory of its passes by variant.
-    """
-    rows = list_actions(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-    table = np.zeros((len(stages), 2 * FIRST_OFFSET, 2), np.int64)
-    for stage, passes in enumerate(stages):
-        table[stage, list(passes)] = list(passes.values())
-    pass_rows = table[
-        rows.stage,
-        list_variants(rows, shared_states.find_special_passes(rows))
-        + FIRST_OFFSET * (find_first_gradients(rows) & shared_states.begins_gradients),
-    ]
-    levels = np.cumsum(pass_rows[:, 0]) - pass_rows[:, 0]
-    levels -= np.repeat(levels[rows.start[:-1]], np.diff(rows.start))  # of other ranks
-    peaks = levels + pass_rows[:, 1]
-    result: IntArray = np.maximum.reduceat(peaks, rows.start[:-1])
-    return result

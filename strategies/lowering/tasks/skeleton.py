@@ -14,6 +14,12 @@ from meshwise.simulator.program import IntArray, StreamKind
 RANK = "rank"
 """Kind of the sites of single ranks."""
 
+ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
+"""Roles of copies between ranks and hosts while passes run."""
+
+SUM_ON_HOST, SQUARES_ON_HOST = "host sum", "host squares"
+"""Roles of work on a host: it adds gradients, and reads them for their norm."""
+
 
 class Site(NamedTuple):
     """Where tasks run: ranks, groups or pairs of a ``kind`` at a pipeline position."""

@@ -15,13 +15,22 @@ import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.program import IntArray, StreamKind
-from meshwise.strategies.lowering.costs.offload import GRADIENTS, PARAMETERS, SQUARES_ON_HOST, SUM_ON_HOST
-from meshwise.strategies.lowering.rank_classes.placement import BACKWARD, FORWARD, NORM, hop_kind, tied_kind
 from meshwise.strategies.lowering.tasks.activation_copies import ActivationOffload
 from meshwise.strategies.lowering.tasks.shape import LeavingBucket, PartShape, StepShape
-from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, Streams, TaskList, Waits
+from meshwise.strategies.lowering.tasks.skeleton import (
+    GRADIENTS,
+    PARAMETERS,
+    RANK,
+    SQUARES_ON_HOST,
+    SUM_ON_HOST,
+    Site,
+    Skeleton,
+    Streams,
+    TaskList,
+    Waits,
+)
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, JOINED_OFFSET, variant_of
-from meshwise.strategies.plan.mesh import REPLICA
+from meshwise.strategies.plan.mesh import BACKWARD, FORWARD, NORM, REPLICA, hop_kind, tied_kind
 from meshwise.strategies.plan.offloading import FROM_HOST, HOST, STEPS, TO_HOST, UPDATE_CHUNKS
 from meshwise.strategies.schedules.orders import list_actions, order_actions
 from meshwise.strategies.schedules.rule import Placement

@@ -16,41 +16,34 @@ References
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.program import IntArray, Steps, StreamKind
-from meshwise.strategies.lowering.rank_classes.placement import tied_kind
-from meshwise.strategies.lowering.tasks.program import TaskFrame
-from meshwise.strategies.lowering.tasks.residents import UpdateSchedule
+from meshwise.simulator.program import StreamKind
 from meshwise.strategies.lowering.tasks.shape import StepShape
 from meshwise.strategies.lowering.tasks.skeleton import Site, Skeleton, Waits
 from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.mesh import tied_kind
 from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.schedule import Action, ActionKind
+
+
+class UpdateSchedule(NamedTuple):
+    """When stages update their weights.
+
+    ``interval`` is the number of backwards of a stage between updates, and ``is_late`` says for every position whether
+    its update waits until it is due.
+    """
+
+    interval: int
+    is_late: tuple[bool, ...]
 
 
 @lru_cache(maxsize=64)
 def build_unflushed(shape: StepShape, update_schedule: UpdateSchedule, num_steps: int) -> Skeleton:
     """Return the abstract tasks of ``num_steps`` steps in a row, each of the shape of one."""
     return _UnflushedBuilder(shape, update_schedule, num_steps).build()
-
-
-def list_steps(tasks: Skeleton, task_frame: TaskFrame, plan: Plan) -> Steps:
-    """Return the tasks of every step; tasks of one template on one class are in the order in which they run.
-
-    Launches are left out: they wait only for each other, and so may run ahead of all other tasks for ever.
-    """
-    assert tasks.step_of is not None
-    counts = np.array([len(classes) for classes in task_frame.instances], dtype=np.int64)
-    step_numbers = np.repeat(tasks.step_of, counts[tasks.template_of])
-    launches = np.array(
-        [any(kind is StreamKind.LAUNCH for _, kind in template.streams) for template in tasks.templates]
-    )
-    kept_tasks = np.flatnonzero(np.repeat(~launches[tasks.template_of], counts[tasks.template_of]))
-    order: IntArray = kept_tasks[np.lexsort((task_frame.rows[kept_tasks], step_numbers[kept_tasks]))]
-    return Steps(order.reshape(int(step_numbers.max()) + 1, -1), plan.depth)
 
 
 class _UnflushedBuilder(StepBuilder):

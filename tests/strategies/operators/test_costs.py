@@ -10,7 +10,7 @@ from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import build_arrivals, build_returns
-from meshwise.strategies.lowering.costs.steps import chain_ticks
+from meshwise.strategies.lowering.costs.segments import chain_ticks
 from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS

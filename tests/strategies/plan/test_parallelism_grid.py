@@ -27,7 +27,7 @@ from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
-from meshwise.strategies.lowering.costs.steps import Segment
+from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout

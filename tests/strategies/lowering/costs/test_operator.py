@@ -22,7 +22,7 @@ from meshwise.strategies.lowering.costs.operator import (
     find_regathered_inputs,
     list_transfers,
 )
-from meshwise.strategies.lowering.costs.steps import Segment
+from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 

@@ -18,7 +18,7 @@ from meshwise.strategies.lowering.costs.recompute import (
     find_recomputed_operators,
     with_recompute,
 )
-from meshwise.strategies.lowering.costs.steps import Segment
+from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import CONTEXT, TENSOR
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators

@@ -22,7 +22,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.operator import build_block_segments
 from meshwise.strategies.lowering.costs.rewrites import with_overlap
-from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
+from meshwise.strategies.lowering.costs.segments import Segment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.layout import Layout

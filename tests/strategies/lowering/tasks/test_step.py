@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity
-from meshwise.strategies.lowering.tasks.residents import schedule_updates
+from meshwise.strategies.lowering.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.residents import schedule_updates
 from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton
 from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder

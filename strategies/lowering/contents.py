@@ -31,35 +31,36 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import Category, Change, Flow, Piece, TaskKind, Work
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.memory import flat_gradient_bytes
-from meshwise.strategies.lowering.costs.offload import (
+from meshwise.strategies.lowering.costs.offload import chunk_buffer, host_elements, update_bytes
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, count_updated_parameters
+from meshwise.strategies.lowering.cuts import Cuts, Granularity, PassMode
+from meshwise.strategies.lowering.program import TaskContent
+from meshwise.strategies.lowering.rank_classes.machine import Communicator, RankProfile, TimedPhase
+from meshwise.strategies.lowering.residents import updates_parameters
+from meshwise.strategies.lowering.stage_costs import PassCollective
+from meshwise.strategies.lowering.step_shape import Volume, Volumes
+from meshwise.strategies.lowering.tasks.data_parallel import Bucket
+from meshwise.strategies.lowering.tasks.skeleton import (
     ACTIVATIONS,
     GRADIENTS,
     PARAMETERS,
     SQUARES_ON_HOST,
     SUM_ON_HOST,
-    chunk_buffer,
-    host_elements,
-    host_ticks,
-    update_bytes,
+    TaskTemplate,
 )
-from meshwise.strategies.lowering.costs.optimizer import (
-    allocates_gradients,
-    count_updated_parameters,
-    norm_ticks,
-    optimizer_ticks,
-)
-from meshwise.strategies.lowering.costs.stage import PassCollective
-from meshwise.strategies.lowering.rank_classes.machine import Communicator, RankProfile, TimedPhase
-from meshwise.strategies.lowering.rank_classes.placement import HOST_KINDS
-from meshwise.strategies.lowering.tasks.cuts import Cuts, Granularity, PassMode
-from meshwise.strategies.lowering.tasks.data_parallel import Bucket
-from meshwise.strategies.lowering.tasks.program import TaskContent
-from meshwise.strategies.lowering.tasks.residents import updates_parameters
-from meshwise.strategies.lowering.tasks.shape import Volume, Volumes
-from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
+from meshwise.strategies.lowering.timing import host_ticks, norm_ticks, optimizer_ticks
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import EXPERT_DATA, PASS_AXES, REPLICA, TENSOR
-from meshwise.strategies.plan.offloading import HOST, STEPS, STEPS_ON_DEVICE, STEPS_ON_HOST, TO_HOST, UPDATE_CHUNKS
+from meshwise.strategies.plan.offloading import (
+    HOST,
+    HOST_KINDS,
+    STEPS,
+    STEPS_ON_DEVICE,
+    STEPS_ON_HOST,
+    TO_HOST,
+    UPDATE_CHUNKS,
+)
 from meshwise.strategies.plan.plan import Plan
 
 
@@ -113,8 +114,6 @@ class Contents:
     def __init__(self, cuts: Cuts, volumes: Volumes) -> None:
         self.cuts, self.volumes, self.plan = cuts, volumes, cuts.plan
         self.machine, self.table, self.training = cuts.machine, cuts.machine.table, cuts.training
-        self._work: dict[tuple[object, ...], Work] = {}
-        self._passes: dict[tuple[str, int, int, int], tuple[TaskContent, ...]] = {}
 
     def describe_task(self, template: TaskTemplate, instance: int) -> TaskContent:
         """Return the content of a template's task on a rank class or a group class."""
@@ -172,21 +171,18 @@ class Contents:
         # Every message but the first, which the communication counts itself, costs its latency too.
         return to_ticks(count * launch) + (count - 1) * communicator.ticks(collective, 1) if launch else 0
 
+    @memoise
     def _list_pass_contents(self, role: str, stage: int, variant: int, rank_class: int) -> tuple[TaskContent, ...]:
         """Return the contents of the parts of a pass, or of the launches before or during each of them."""
-        key = (role, stage, variant, rank_class)
-        if key not in self._passes:
-            parts = self.cuts.list_parts(stage, variant, rank_class)
-            if role == "pass":
-                self._passes[key] = tuple(TaskContent(part.work) for part in parts)
-            else:
-                launches = ((part.launch_lead if role == "lead" else part.launch_tail, part.name) for part in parts)
-                self._passes[key] = tuple(self._build_launch(stage, *launch) for launch in launches)
-        return self._passes[key]
+        parts = self.cuts.list_parts(stage, variant, rank_class)
+        if role == "pass":
+            return tuple(TaskContent(part.work) for part in parts)
+        launches = ((part.launch_lead if role == "lead" else part.launch_tail, part.name) for part in parts)
+        return tuple(self._build_launch(stage, *launch) for launch in launches)
 
     def _build_launch(self, stage: int, ticks: int, name: str) -> TaskContent:
         piece = Piece(TaskKind.LAUNCH, name, 0, ticks)
-        return TaskContent(self._work_of((TaskKind.LAUNCH, stage, ticks, name), stage, piece))
+        return TaskContent(self._build_work(stage, piece))
 
     def _build_optimizer(self, position: int, rank_class: int) -> Work:
         """Return the work of the optimizer's step on the device."""
@@ -206,7 +202,6 @@ class Contents:
         freed_changes = (
             (Change(Category.GRADIENTS, parameters.elements * self.training.gradient_bytes),) if drops_gradients else ()
         )
-        key = ("optimizer", position, rank.key, updates_states)
         piece = Piece(
             TaskKind.OPTIMIZER,
             "optimizer",
@@ -215,7 +210,7 @@ class Contents:
             acquisitions=flat_changes,
             releases=(*flat_changes, *freed_changes),
         )
-        return self._work_of(key, -1, piece)
+        return self._build_work(-1, piece)
 
     def _list_flat_changes(self, position: int) -> tuple[Change, ...]:
         """Return the flat gradient buffer that was summed and that the update reads, as a change of memory."""
@@ -228,7 +223,7 @@ class Contents:
         parameters, host_share = self.volumes.position_parameters(position), self.cuts.host_shares[position]
         ticks = norm_ticks(rank.accelerator, self.training, self.plan, parameters, host_share.parameters)
         piece = Piece(TaskKind.OPTIMIZER, "norm of gradients", 0, ticks)
-        return self._work_of(("squares", position, rank.key), -1, piece)
+        return self._build_work(-1, piece)
 
     def _build_update(self, number: int, end: int, position: int, instance: int) -> TaskContent:
         """Return one chunk of one stage of an update whose states are on the host."""
@@ -243,7 +238,7 @@ class Contents:
             fraction = host_share.optimizer / UPDATE_CHUNKS
             ticks = optimizer_ticks(rank.accelerator, self.training, self.plan, parameters, fraction)
             piece = Piece(update_step.task, update_step.name, 0, ticks, None, *changes)
-            return TaskContent(self._work_of(("update", position, rank.key), -1, piece))
+            return TaskContent(self._build_work(-1, piece))
         size = update_bytes(self.training, self.plan, parameters, host_share, number)
         (phase,) = self.machine.communicator(update_step.kind, instance).list_phases(Collective.SEND, size)
         ticks = phase.latency
@@ -253,7 +248,7 @@ class Contents:
             ticks = max(ticks, 1)  # also where copies take no time there is a moment at which it holds them
         moved_bytes = size if update_step.task is TaskKind.HOST_COPY else 0.0
         piece = Piece(update_step.task, update_step.name, 0, ticks, None, *changes, bytes=moved_bytes)
-        work = self._work_of((number, end, position, ticks), -1, piece)
+        work = self._build_work(-1, piece)
         return TaskContent(work, phase.flow if phase.flow.usage else None)
 
     def _list_update_changes(
@@ -277,9 +272,8 @@ class Contents:
         copy = describe_host_copy(self.cuts, template, rank)
         phases = self.machine.communicator(template.site.kind, instance).list_phases(Collective.SEND, copy.size)
         (phase,) = phases or (TimedPhase(0, 0, Flow(())),)
-        key = (template.site, template.role, *template.key, phase.latency, rank.batch)
         piece = Piece(TaskKind.HOST_COPY, copy.name, 0, phase.latency, None, copy.acquired, copy.released, copy.size)
-        work = self._work_of(key, copy.stage, piece)
+        work = self._build_work(copy.stage, piece)
         return TaskContent(work, phase.flow if phase.flow.usage else None)
 
     def _build_collective(self, kind: str, key: tuple[int, ...], group: int) -> TaskContent:
@@ -296,11 +290,8 @@ class Contents:
         acquired, released = piece.acquisitions if phase == 0 else (), piece.releases if phase == num_phases - 1 else ()
         if not (acquired or released):
             return content
-        name = ("memory", *key, content.work.duration, self.machine.batch(kind, group))
-        if name not in self._work:
-            changed_piece = content.work.pieces[0]._replace(acquisitions=acquired, releases=released)
-            self._work[name] = content.work._replace(pieces=(changed_piece,))
-        return TaskContent(self._work[name], content.flow)
+        changed_piece = content.work.pieces[0]._replace(acquisitions=acquired, releases=released)
+        return TaskContent(self._build_work(stage, changed_piece), content.flow)
 
     def _build_communication(
         self,
@@ -317,14 +308,13 @@ class Contents:
         timed_phase = phases[phase] if phase < len(phases) else TimedPhase(0, 0, Flow(()))
         moved_bytes, ticks = volume[1] if phase == 0 else 0.0, timed_phase.latency + extra_ticks
         piece = Piece(kind, label, 0, ticks, bytes=moved_bytes)
-        work = self._work_of((kind, stage, ticks, label, moved_bytes), stage, piece)
+        work = self._build_work(stage, piece)
         return TaskContent(work, timed_phase.flow if timed_phase.flow.usage else None)
 
-    def _work_of(self, key: tuple[object, ...], stage: int, piece: Piece) -> Work:
-        """Return work of one piece, the same object for the same key."""
-        if key not in self._work:
-            self._work[key] = Work(piece.kind, stage, piece.end, (piece,))
-        return self._work[key]
+    @memoise
+    def _build_work(self, stage: int, piece: Piece) -> Work:
+        """Return work of one piece, the same object for equal pieces."""
+        return Work(piece.kind, stage, piece.end, (piece,))
 
 
 def count_traffic(cuts: Cuts, plan: Plan) -> tuple[float, ...]:
@@ -334,17 +324,16 @@ def count_traffic(cuts: Cuts, plan: Plan) -> tuple[float, ...]:
     # Then every collective is a task, and its flow counts.
     if cuts.granularity is Granularity.OPERATOR:
         return tuple(total)
-    hidden_counts: dict[tuple[object, ...], Counter[PassCollective]] = {}
+    hidden_counts: dict[tuple[int, RankProfile], Counter[PassCollective]] = {}
     for kind in (kind for kind in PASS_AXES if kind in machine.table.tables):
         for group, members in enumerate(machine.table.tables[kind].classes):
             position, rank = machine.table.positions[members[0]], machine.rank(members[0])
             if cuts.pass_modes[position] is PassMode.SEPARATE:
                 continue
-            key = (position, rank.key)
-            if key not in hidden_counts:
-                hidden_counts[key] = _count_hidden(cuts, plan, position, rank)
+            if (position, rank) not in hidden_counts:
+                hidden_counts[position, rank] = _count_hidden(cuts, plan, position, rank)
             communicator = machine.communicator(kind, group)
-            for (axis, collective, size), count in hidden_counts[key].items():
+            for (axis, collective, size), count in hidden_counts[position, rank].items():
                 for phase in communicator.list_phases(collective, size) if axis == kind else ():
                     for link, link_bytes in phase.flow.usage:
                         total[link] += link_bytes * count

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.program import Flow, IntArray, Stream, StreamKind, Work
+from meshwise.simulator.program import Flow, IntArray, Steps, Stream, StreamKind, Work
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, find_unique_pairs
 from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, TaskTemplate
 
@@ -255,3 +255,20 @@ def _pair_instances(sites: SiteTable, first_site: Site, second_site: Site, posit
     return find_unique_pairs(
         [matched], [np.repeat(second_incidence.instance, high - low)], len(sites.list_instances(second_site))
     )
+
+
+def list_steps(tasks: Skeleton, task_frame: TaskFrame, depth: int) -> Steps:
+    """Return the tasks of every step; tasks of one template on one class are in the order in which they run.
+
+    ``depth`` is that of the plan. Launches are left out: they wait only for each other, and so may run ahead of all
+    other tasks for ever.
+    """
+    assert tasks.step_of is not None
+    counts = np.array([len(classes) for classes in task_frame.instances], dtype=np.int64)
+    step_numbers = np.repeat(tasks.step_of, counts[tasks.template_of])
+    launches = np.array(
+        [any(kind is StreamKind.LAUNCH for _, kind in template.streams) for template in tasks.templates]
+    )
+    kept_tasks = np.flatnonzero(np.repeat(~launches[tasks.template_of], counts[tasks.template_of]))
+    order: IntArray = kept_tasks[np.lexsort((task_frame.rows[kept_tasks], step_numbers[kept_tasks]))]
+    return Steps(order.reshape(int(step_numbers.max()) + 1, -1), depth)

@@ -8,7 +8,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.steps import Segment, chain_ticks
+from meshwise.strategies.lowering.costs.segments import Segment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention

@@ -18,19 +18,13 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import Category, Change, Deferred, Piece, StreamKind, TaskKind, Work
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
-from meshwise.strategies.lowering.costs.stage import BlockCost, StageCost, StageCosts
-from meshwise.strategies.lowering.costs.steps import Segment, build_communication, chain_ticks
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, count_updated_parameters
+from meshwise.strategies.lowering.costs.segments import Segment, build_communication
 from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
-from meshwise.strategies.lowering.rank_classes.placement import (
-    BACKWARD,
-    FORWARD,
-    HOST_KINDS,
-    hop_kind,
-    tenant_kind,
-    tied_kind,
-)
+from meshwise.strategies.lowering.rank_classes.placement import tenant_kind
+from meshwise.strategies.lowering.residents import list_host_shares
+from meshwise.strategies.lowering.stage_costs import BlockCost, StageCost, StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import (
     Bucket,
     bucket_limit,
@@ -44,11 +38,9 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
 from meshwise.strategies.lowering.tasks.fully_sharded import (
     NO_CHANGES,
     BlockChanges,
-    copy_ticks,
     find_sharing,
     list_changes,
 )
-from meshwise.strategies.lowering.tasks.residents import list_host_shares
 from meshwise.strategies.lowering.tasks.variants import (
     BACKWARD_PASS,
     FIRST_OFFSET,
@@ -60,8 +52,21 @@ from meshwise.strategies.lowering.tasks.variants import (
     WEIGHTS,
     kind_of,
 )
-from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, PASS_AXES, REPLICA, TENSOR
-from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
+from meshwise.strategies.lowering.timing import TimedSegment, chain_ticks, copy_ticks
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.mesh import (
+    BACKWARD,
+    DATA,
+    EXPERT_DATA,
+    FORWARD,
+    OPERATOR_AXES,
+    PASS_AXES,
+    REPLICA,
+    TENSOR,
+    hop_kind,
+    tied_kind,
+)
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST_KINDS, TO_HOST
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
@@ -135,6 +140,7 @@ class _PassItem(NamedTuple):
     """One segment of a pass on its way into a part, and its block if it has one."""
 
     segment: Segment
+    ticks: int
     block: str | None
     acquired: tuple[Change, ...]
     released: tuple[Change, ...]
@@ -178,7 +184,7 @@ class StagePass(NamedTuple):
     names: tuple[str, ...]
     cost: StageCost
     launch: float
-    before: tuple[Segment, ...] = ()
+    before: tuple[TimedSegment, ...] = ()
     changes: tuple[BlockChanges, ...] = ()
     copy_durations: tuple[int, ...] = ()
 
@@ -209,27 +215,30 @@ def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
 
 
 def _build_whole_part(
-    blocks: list[_BlockEntry], index: int, kind: ActionKind, first_segments: tuple[Segment, ...]
+    blocks: list[_BlockEntry], index: int, kind: ActionKind, first_segments: tuple[TimedSegment, ...]
 ) -> Part:
     """Return a part of whole blocks, whose segments are looked at only when its pieces are needed."""
-    ticks = chain_ticks(first_segments) + sum(cost.ticks(kind) for _, cost, *_ in blocks)
+    passes = [cost.passes.select(kind) for _, cost, *_ in blocks]
+    ticks = chain_ticks(first_segments) + sum(block_pass.ticks for block_pass in passes)
     work = Work(
         _TASK_KINDS[kind], index, ticks, Deferred(lambda: _build_pieces(_list_items(blocks, kind, first_segments)))
     )
-    segments = chain(first_segments, *(cost.select_segments(kind) for _, cost, *_ in blocks))
-    communicates = any(segment.collective is not None for segment in segments)
+    segments = chain(first_segments, *(block_pass.segments for block_pass in passes))
+    communicates = any(segment.collective is not None for segment, _ in segments)
     first_name, last_name = (blocks[0][0], blocks[-1][0]) if blocks else ("empty stage", None)
     return Part(
         first_name, work, None, last_name, ends_loss=False, launch_lead=0, launch_tail=0, communicates=communicates
     )
 
 
-def _list_items(blocks: list[_BlockEntry], kind: ActionKind, first_segments: tuple[Segment, ...]) -> list[_PassItem]:
+def _list_items(
+    blocks: list[_BlockEntry], kind: ActionKind, first_segments: tuple[TimedSegment, ...]
+) -> list[_PassItem]:
     """Return every segment of a pass in order."""
-    items = [_PassItem(segment, None, (), (), None) for segment in first_segments]
+    items = [_PassItem(*timed_segment, None, (), (), None) for timed_segment in first_segments]
     for block in blocks:
         items += _list_block_items(*block, kind)
-    return items or [_PassItem(Segment(_TASK_KINDS[kind], 0, "empty stage", 0), None, (), (), None)]
+    return items or [_PassItem(Segment(_TASK_KINDS[kind], "empty stage", num_launches=0), 0, None, (), (), None)]
 
 
 cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
@@ -240,7 +249,7 @@ def _list_block_items(
     name: str, cost: BlockCost, block_changes: BlockChanges, copy_duration: int, kind: ActionKind
 ) -> Iterator[_PassItem]:
     """Yield the segments of a block, with what each takes and gives back."""
-    memory, segments = cost.memory, cost.select_segments(kind)
+    memory, segments = cost.memory, cost.passes.select(kind).segments
     acquired_bytes, released_bytes = memory.changes(kind)
     working_bytes, loss_bytes, unmade_bytes = (
         memory.working_bytes(kind),
@@ -252,15 +261,19 @@ def _list_block_items(
         _build_changes(released_bytes - unmade_bytes, working_bytes - loss_bytes, unmade_bytes) + block_changes.released
     )
     first_read = cost.find_first_read(kind)
-    for index, segment in enumerate(segments):
+    for index, timed_segment in enumerate(segments):
         acquired = (begin_changes if index == 0 else ()) + (block_changes.gathered if index == first_read else ())
         ends_loss, is_last = index == first_read - 1, index == len(segments) - 1
         released = (_build_changes(0, loss_bytes, 0) if ends_loss else ()) + (end_changes if is_last else ())
-        yield _PassItem(segment, name, acquired, released, name if is_last and not copy_duration else None, ends_loss)
+        completed_block = name if is_last and not copy_duration else None
+        yield _PassItem(*timed_segment, name, acquired, released, completed_block, ends_loss)
     if copy_duration:
-        segment = Segment(_TASK_KINDS[kind], copy_duration, "copy of gradients")
-        copy_changes = (Change(Category.BUFFERS, block_changes.copied_bytes),)
-        yield _PassItem(segment, name, copy_changes, copy_changes + block_changes.released_late, name, is_copy=True)
+        segment, copy_changes = (
+            Segment(_TASK_KINDS[kind], "copy of gradients"),
+            (Change(Category.BUFFERS, block_changes.copied_bytes),),
+        )
+        late_changes = copy_changes + block_changes.released_late
+        yield _PassItem(segment, copy_duration, name, copy_changes, late_changes, name, is_copy=True)
 
 
 def _build_changes(activations: int, buffers: int, gradients: int) -> tuple[Change, ...]:
@@ -293,7 +306,7 @@ def _split_chains(items: list[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]
 def _build_part(items: list[_PassItem], index: int, kind: ActionKind, launch: float) -> Part:
     """Return one part of consecutive items."""
     is_joint = len(items) == 1 and items[0].segment.collective is not None
-    ticks = items[0].segment.ticks if is_joint else chain_ticks(item.segment for item in items)
+    ticks = items[0].ticks if is_joint else chain_ticks(TimedSegment(item.segment, item.ticks) for item in items)
     work = Work(
         items[0].segment.kind if is_joint else _TASK_KINDS[kind],
         index,
@@ -328,9 +341,9 @@ def _build_pieces(items: list[_PassItem], launch: float = 0.0) -> list[Piece]:
             launch_end if segment.num_launches else 0
         )  # a kernel that is launched with an earlier one waits for none itself
         pieces.append(
-            Piece(segment.kind, item.label, start, start + segment.ticks, stream, *changes, num_bytes, launch_wait)
+            Piece(segment.kind, item.label, start, start + item.ticks, stream, *changes, num_bytes, launch_wait)
         )
-        end = max(end, start + segment.ticks)
+        end = max(end, start + item.ticks)
         start = start if segment.overlaps_next else end
     return pieces
 
@@ -351,7 +364,7 @@ def _find_launch_times(items: list[_PassItem], launch: float) -> tuple[int, int]
     kernels: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
     for item in items:
         launch_end += to_ticks(launch * item.segment.num_launches)
-        kernels.append((launch_end if item.segment.num_launches else 0, item.segment.ticks))
+        kernels.append((launch_end if item.segment.num_launches else 0, item.ticks))
         if not item.segment.overlaps_next or item is items[-1]:
             elapsed += max(ticks for _, ticks in kernels)
             launch_lead = max(launch_lead, *(launched_at + ticks - elapsed for launched_at, ticks in kernels))
@@ -412,7 +425,7 @@ def choose_pass_modes(
     for kind in pass_kinds:
         for index, members in enumerate(table.tables[kind].classes):
             position = table.positions[members[0]]
-            if (kind, index) in disturbed or len({machine.rank(member).key for member in members}) > 1:
+            if (kind, index) in disturbed or len({machine.rank(member) for member in members}) > 1:
                 result[position] = PassMode.SEPARATE
             elif len(members) > 1 and result[position] is not PassMode.SEPARATE:
                 runs_as_group = pass_kinds == [TENSOR] and not can_drift(position)
@@ -496,6 +509,12 @@ def _list_others(
     return (entry for entry in kinds if entry[0] in machine.table.tables)
 
 
+def build_stage_buckets(names: Sequence[str], cost: StageCost, gradient_bytes: int, limit: float) -> tuple[Bucket, ...]:
+    """Return the buckets of a stage whose blocks have ``names``, in the order in which backward fills them."""
+    experts = [block.expert_parameters for block in cost.blocks]
+    return build_buckets(names, cost.gradients, experts, gradient_bytes, limit)
+
+
 class Cuts:
     """The passes of one plan as parts, and its gradients as buckets, each computed once.
 
@@ -511,13 +530,11 @@ class Cuts:
         self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
         self.overlaps_gradients = overlaps_gradients(self.cluster, plan)
-        self.in_buckets = reduces_in_buckets(self.cluster, plan) or any(plan.offload.parameters)
-        self.sharing = find_sharing(self.cluster, self.training, plan)
+        self.in_buckets = reduces_in_buckets(self.cluster, plan) or plan.offloads_parameters
+        begins_gradients = allocates_gradients(self.training, plan)
+        self.sharing = find_sharing(self.cluster, self.training, plan, begins_gradients=begins_gradients)
         self.tied_sums = costs.list_tied_shares(plan)
         self.plan_costs = costs.plan_costs(plan)
-        self._parts: dict[tuple[object, ...], tuple[Part, ...]] = {}
-        self._class_parts: dict[tuple[int, int, int], tuple[Part, ...]] = {}
-        self._buckets: dict[int, tuple[Bucket, ...]] = {}
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
@@ -552,10 +569,10 @@ class Cuts:
             for cost, stage_position in zip(self.plan_costs.stages, self.positions, strict=True)
             if stage_position == position
         ]
-        blocks = {id(block): block for stage in stages for block in stage.blocks}.values()
+        blocks = {cost.passes for stage in stages for cost in stage.blocks}
         kinds = (FORWARD_PASS, *((INPUTS, WEIGHTS) if self.plan.splits_backward else (BACKWARD_PASS,)))
-        passes_of_blocks = (block.select_segments(kind_of(kind)) for block in blocks for kind in kinds)
-        collective_lists = ([segment for segment in segments if segment.collective] for segments in passes_of_blocks)
+        passes_of_blocks = (passes.select(kind_of(kind)).segments for passes in blocks for kind in kinds)
+        collective_lists = ([segment for segment, _ in row if segment.collective] for row in passes_of_blocks)
         return any(segments and all(segment.overlaps_next for segment in segments) for segments in collective_lists)
 
     def find_cut(self, stage: int, variant: int) -> Cut:
@@ -587,39 +604,38 @@ class Cuts:
             cuts_every or self.granularity is Granularity.OPERATOR, is_separate, end_blocks, shared_states.parameters
         )
 
+    @memoise
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
         """Return the buckets of a stage's gradients."""
-        if stage not in self._buckets:
-            cost = self.plan_costs.stages[stage]
-            names = self.plan.stages[stage].blocks
-            self._buckets[stage] = build_buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
-        return self._buckets[stage]
+        cost, names = self.plan_costs.stages[stage], self.plan.stages[stage].blocks
+        return build_stage_buckets(names, cost, self.training.gradient_bytes, bucket_limit(self.plan))
 
     def list_parts(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
         """Return a pass of a stage on a rank class as parts."""
-        if (stage, variant, rank_class) not in self._class_parts:
-            self._class_parts[stage, variant, rank_class] = self._cut_on_class(stage, variant, rank_class)
-        return self._class_parts[stage, variant, rank_class]
+        return self._cut_stage(stage, variant, self.machine.rank(rank_class))
 
-    def _cut_on_class(self, stage: int, variant: int, rank_class: int) -> tuple[Part, ...]:
-        """Return a pass of a stage as parts; rank classes of equal costs share it."""
-        rank = self.machine.rank(rank_class)
-        key = (stage, variant, rank.key)
-        if key not in self._parts:
-            cost = self.costs.stage_cost(self.plan, stage, rank)
-            cost = cost.first_gradient_cost if variant >= FIRST_OFFSET else cost
-            cut, block_changes = self.find_cut(stage, variant), self._list_block_changes(stage, variant, cost)
-            names, first_segments = self.plan.stages[stage].blocks, self.list_first_segments(stage, variant, rank)
-            copy_durations = tuple(copy_ticks(rank.accelerator, change.copied_bytes) for change in block_changes)
-            whole = StagePass(
-                stage, kind_of(variant), names, cost, rank.launch, first_segments, block_changes, copy_durations
-            )
-            self._parts[key] = cut_known_pass(whole, cut)
-        return self._parts[key]
+    @memoise
+    def _cut_stage(self, stage: int, variant: int, rank: RankProfile) -> tuple[Part, ...]:
+        """Return a pass of a stage on a rank as parts."""
+        cost = self.costs.stage_cost(self.plan, stage, rank)
+        cost = cost.first_gradient_cost if variant >= FIRST_OFFSET else cost
+        cut, block_changes = self.find_cut(stage, variant), self._list_block_changes(stage, variant, cost)
+        clock, names = self.costs.clock(rank), self.plan.stages[stage].blocks
+        first_segments = clock.time_segments(self.list_first_segments(stage, variant, rank))
+        copy_durations = tuple(copy_ticks(rank.accelerator, change.copied_bytes) for change in block_changes)
+        whole = StagePass(
+            stage, kind_of(variant), names, cost, rank.launch, first_segments, block_changes, copy_durations
+        )
+        return cut_known_pass(whole, cut)
+
+    def _list_first_gradients(self, stage: int) -> tuple[int, ...]:
+        """Return the elements of every block, in the order of backward, whose gradients a first backward allocates."""
+        keys = self.costs.find_keys(self.plan)
+        return self.costs.list_first_gradients(keys.stages, keys.states, stage)
 
     def _list_block_changes(self, stage: int, variant: int, cost: StageCost) -> tuple[BlockChanges, ...]:
         """Return what the blocks of a pass take and give back of gathered parameters and whole gradients."""
-        first_elements = self.costs.first_gradient_elements(self.plan, stage) if variant >= FIRST_OFFSET else ()
+        first_elements = self._list_first_gradients(stage) if variant >= FIRST_OFFSET else ()
         if not self.sharing.gradients:
             no_sizes = (0,) * len(cost.blocks)
             return (
@@ -647,7 +663,11 @@ class Cuts:
         sizes = [unit.size for unit in units]
         pass_arguments = (
             sizes[::direction],
-            with_whole_units(bucket_fillings, units[::-1]),
+            with_whole_units(
+                bucket_fillings,
+                [unit.elements for unit in units[::-1]],
+                [unit.expert_elements for unit in units[::-1]],
+            ),
             shards[::direction],
             undeferred_counts[::-1],
             first_elements,
@@ -656,13 +676,12 @@ class Cuts:
 
     def list_first_segments(self, stage: int, variant: int, rank: RankProfile) -> tuple[Segment, ...]:
         """Return the gather of the slices that arrive from another stage, if there is one."""
-        tensor_group = rank.groups.get(TENSOR)
         source_stage = stage - 1 if kind_of(variant) is ActionKind.FORWARD else stage
         if kind_of(variant) is ActionKind.WEIGHT:
             return ()
-        if not 0 <= source_stage < len(self.plan.stages) - 1 or tensor_group is None or not self.plan.slices_boundaries:
+        if not 0 <= source_stage < len(self.plan.stages) - 1 or not self.plan.slices_boundaries:
             return ()
         if self.positions[source_stage] == self.positions[source_stage + 1]:
             return ()
-        size = float(self.costs.boundary_bytes(self.costs.with_batch(self.plan, rank.batch), source_stage))
-        return (build_communication(tensor_group, TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)
+        size = float(self.costs.boundary_bytes(self.plan, source_stage, rank.batch or None))
+        return (build_communication(TENSOR, Collective.ALL_GATHER, size, f"boundary along {TENSOR}"),)

@@ -5,7 +5,6 @@ of weights, and buffers of gradients.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from meshwise.simulator.program import Category, HostClass, MemoryChange
 from meshwise.strategies.lowering.costs.memory import SINGLE_COPY, StateCopies, list_residents
 from meshwise.strategies.lowering.costs.offload import HostShare
 from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
-from meshwise.strategies.lowering.costs.stage import StageCosts
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
+from meshwise.strategies.lowering.tasks.unflushed import UpdateSchedule
 from meshwise.strategies.plan.mesh import list_data_ranks
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 
@@ -53,17 +53,6 @@ def find_buffer_bytes(costs: StageCosts, plan: Plan, position: int, rank: RankPr
     return max((block.offloaded_bytes for stage in stages for block in stage.blocks), default=0)
 
 
-class UpdateSchedule(NamedTuple):
-    """When stages update their weights.
-
-    ``interval`` is the number of backwards of a stage between updates, and ``is_late`` says for every position whether
-    its update waits until it is due.
-    """
-
-    interval: int
-    is_late: tuple[bool, ...]
-
-
 def schedule_updates(costs: StageCosts, plan: Plan) -> UpdateSchedule:
     """Return when the stages of a plan update their weights."""
     overlaps_passes = overlaps_gradients(costs.problem.cluster, plan) or any(plan.offload.optimizer)
@@ -90,22 +79,21 @@ def list_class_residents(
     machine: Machine, costs: StageCosts, plan: Plan, host_shares: Sequence[HostShare]
 ) -> tuple[MemoryChange, ...]:
     """Return what every rank class holds for the whole step; ``host_shares`` is the part on hosts by position."""
-    training, position_parameters = costs.problem.training, costs.plan_costs(plan).plan_parameters.positions
-    changes: list[MemoryChange] = []
-    known_changes: dict[tuple[object, ...], tuple[MemoryChange, ...]] = {}
+    training, position_parameters = costs.problem.training, costs.plan_parameters(plan).positions
     num_copies = count_copies(costs, plan)
+    known_changes: dict[tuple[int, RankProfile], tuple[MemoryChange, ...]] = {}
+    changes: list[MemoryChange] = []
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
-        key = (position, rank.key)
-        if key not in known_changes:
-            buffers = costs.buffers(costs.with_batch(plan, rank.batch))[position]
+        if (position, rank) not in known_changes:
+            buffers = costs.buffers(plan, rank.batch)[position]
             buffers += 2 * find_buffer_bytes(costs, plan, position, rank)
             resident_arguments = position_parameters[position], buffers, 0, host_shares[position], num_copies[position]
-            known_changes[key] = list_residents(rank.accelerator, training, plan, *resident_arguments)
+            known_changes[position, rank] = list_residents(rank.accelerator, training, plan, *resident_arguments)
         updates_states = updates_parameters(machine, plan, index)
         changes += [
             MemoryChange(index, *change[1:])
-            for change in known_changes[key]
+            for change in known_changes[position, rank]
             if updates_states or change.category is not Category.OPTIMIZER
         ]
     return tuple(changes)

@@ -1,0 +1,165 @@
+"""How long segments take on a rank, where nothing contends: what they do, at the rates of its device and its groups."""
+
+from collections.abc import Iterable
+from math import ceil
+from typing import NamedTuple
+
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.compute import (
+    Pass,
+    operator_launches,
+    operator_time,
+    optimizer_time,
+    weight_gradient_time,
+)
+from meshwise.simulator.machine.kernels import streaming_time
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.simulator.units import to_ticks
+from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters, step_bytes
+from meshwise.strategies.lowering.costs.segments import Checkpoints, Kernels, Segment, Streaming
+from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.memo import memoise
+from meshwise.strategies.plan.offloading import UPDATE_CHUNKS
+from meshwise.strategies.plan.plan import SharedStates
+from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.plan.recomputation import HOOK_LAUNCHES
+
+HOST_ADAM = 250e-12
+"""Seconds a parameter of a fused Adam on a host whose memory bandwidth is not known.
+
+Published timings of fused host optimizers lie about there (DeepSpeed CPUAdam); they name no processor."""
+
+
+class TimedSegment(NamedTuple):
+    """A segment, and its ticks on a rank where nothing contends."""
+
+    segment: Segment
+    ticks: int
+
+
+class KernelTicks(NamedTuple):
+    """Ticks of an operator's kernels, and those among them that make gradients of weights."""
+
+    ticks: int
+    weight_ticks: int
+
+
+def chain_ticks(timed_segments: Iterable[TimedSegment]) -> int:
+    """Return the ticks of segments in order, where some overlap the next one.
+
+    >>> from meshwise.simulator.program import TaskKind
+    >>> up, attention = Segment(TaskKind.FORWARD, "up"), Segment(TaskKind.FORWARD, "attention")
+    >>> keys = Segment(TaskKind.CONTEXT_COMMUNICATION, "keys", overlaps_next=True)
+    >>> chain_ticks([TimedSegment(up, 2), TimedSegment(keys, 5), TimedSegment(attention, 3)])
+    7
+    """
+    total = overlapped_ticks = 0
+    for segment, ticks in timed_segments:
+        if segment.overlaps_next:
+            overlapped_ticks = max(overlapped_ticks, ticks)
+        else:
+            total += max(ticks, overlapped_ticks)
+            overlapped_ticks = 0
+    return total
+
+
+class RankClock:
+    """The ticks of segments on one rank; those of kernels are looked up once."""
+
+    def __init__(self, rank: RankProfile) -> None:
+        self.rank, self.accelerator = rank, rank.accelerator
+
+    def time_segments(self, segments: Iterable[Segment]) -> tuple[TimedSegment, ...]:
+        """Return segments with their ticks, without optional ones that take none."""
+        timed_segments = (TimedSegment(segment, self.count_ticks(segment)) for segment in segments)
+        return tuple(entry for entry in timed_segments if entry.ticks or not entry.segment.is_optional)
+
+    def count_ticks(self, segment: Segment) -> int:
+        """Return the ticks of a segment."""
+        if segment.collective is not None:
+            return self.rank.groups[segment.axis].ticks(segment.collective, segment.size)
+        match segment.work:
+            case Kernels() as kernels:
+                return segment.portion.count_ticks(*self.time_kernels(kernels))
+            case Streaming() as streaming:
+                return to_ticks(time_streaming(self.accelerator, streaming))
+            case Checkpoints(num_regions, num_hooks) if self.accelerator.recompute_launch:
+                launches = HOOK_LAUNCHES * num_hooks * self.accelerator.launch
+                return to_ticks(num_regions * self.accelerator.recompute_launch + launches)
+        return 0
+
+    @memoise
+    def time_kernels(self, kernels: Kernels) -> KernelTicks:
+        """Return the ticks of kernels, and those among them that make gradients of weights."""
+        return time_kernels(self.accelerator, kernels)
+
+
+def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
+    """Return the ticks of kernels on an accelerator, and those among them that make gradients of weights."""
+    operator, is_quantised = kernels.operator, kernels.is_quantised
+    arguments = accelerator, kernels.block, operator, kernels.sizes
+    gradient_bytes, is_backward = kernels.gradient_bytes, kernels.direction is Pass.BACKWARD
+    seconds = operator_time(*arguments, kernels.direction, quantised=is_quantised, gradient_bytes=gradient_bytes)
+    weight_seconds = 0.0
+    if is_backward:
+        weight_seconds = weight_gradient_time(*arguments, quantised=is_quantised, gradient_bytes=gradient_bytes)
+        if kernels.is_frozen:
+            seconds, weight_seconds = seconds - weight_seconds, 0.0
+    if kernels.is_distributed:
+        launches = operator_launches(operator, kernels.direction, quantised=is_quantised)
+        seconds += launches * accelerator.sharded_launch
+    ticks = to_ticks(seconds)
+    return KernelTicks(ticks, min(to_ticks(weight_seconds), ticks))
+
+
+def time_streaming(accelerator: Accelerator, streaming: Streaming) -> float:
+    """Return the seconds in which kernels of a kind stream bytes through an accelerator's memory."""
+    launches = streaming.num_kernels * accelerator.launch
+    return streaming_time(streaming.num_bytes, accelerator.bandwidth(streaming.kind), launches)
+
+
+def copy_ticks(accelerator: Accelerator, size: int) -> int:
+    """Return the ticks in which so many bytes of gradients are copied into one piece: they are read and written."""
+    if not size:
+        return 0
+    return max(to_ticks(time_streaming(accelerator, Streaming(2 * size, OperatorKind.ELEMENTWISE))), 1)
+
+
+def optimizer_ticks(
+    accelerator: Accelerator, training: Training, plan: SharedStates, parameters: Parameters, fraction: float = 1.0
+) -> int:
+    """Return the ticks of the optimizer's step, with the casts of weights that layers multiply by in fp8.
+
+    ``fraction`` is the part of the parameters that it updates.
+    """
+    if training.frozen:
+        return 0
+    shards_each = plan.zero >= 2 and plan.shards > 1  # every parameter on its own, where others share them out
+    tensors = ceil(
+        fraction * (ceil(parameters.tensors / plan.shards) if plan.zero and not shards_each else parameters.tensors)
+    )
+    cast_bytes = (
+        parameters.quantised_elements * (training.parameter_bytes + training.quantised_bytes)
+        if training.quantised_bytes
+        else 0
+    )
+    seconds = optimizer_time(accelerator, fraction * (step_bytes(training, plan, parameters) + cast_bytes), tensors)
+    # Sharded parameters are distributed tensors, whose dispatch costs the host a launch of its own.
+    if shards_each or plan.operator_ranks > 1:
+        seconds += tensors * accelerator.sharded_launch
+    return to_ticks(seconds)
+
+
+def norm_ticks(
+    accelerator: Accelerator, training: Training, plan: SharedStates, parameters: Parameters, num_on_host: int = 0
+) -> int:
+    """Return the ticks in which a rank reads its gradients once, except ``num_on_host`` elements on its host."""
+    size = (
+        count_updated_parameters(plan, parameters.elements, parameters.expert_elements) - num_on_host
+    ) * training.gradient_bytes
+    return to_ticks(optimizer_time(accelerator, size))
+
+
+def host_ticks(num_updated: int) -> int:
+    """Return the ticks of one chunk of the host's step where its memory is not modelled."""
+    return to_ticks(num_updated * HOST_ADAM / UPDATE_CHUNKS)

@@ -1,0 +1,79 @@
+"""Results that are worked out once: of methods, by their arguments, and hashes of long tuples.
+
+A method that is memoised sees its arguments and its object alone, so that a result can depend on nothing that its key
+lacks. Arguments are frozen values: those that stand for a plan are made in
+`meshwise.strategies.lowering.costs.keys`, one kind of key in one place.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Owner = TypeVar("Owner")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MISSING = object()
+
+
+def memoise(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result]:
+    """Return a method that works out its result for the same positional arguments once, and keeps it with its object.
+
+    >>> class Squares:
+    ...     count = 0
+    ...     @memoise
+    ...     def square(self, number: int) -> int:
+    ...         self.count += 1
+    ...         return number * number
+    >>> squares = Squares()
+    >>> squares.square(3), squares.square(3), squares.count
+    (9, 9, 1)
+    """
+    name = f"_results_of_{method.__name__}"
+
+    @wraps(method)
+    def look_up(owner: Owner, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        results: dict[Any, Result] = owner.__dict__.get(name) or owner.__dict__.setdefault(name, {})
+        result: Any = results.get(arguments, _MISSING)
+        if result is _MISSING:
+            result = results[arguments] = method(owner, *arguments, **named)
+        return result  # type: ignore[no-any-return]
+
+    return look_up
+
+
+def remember_latest(method: Callable[[Owner, Item], Result]) -> Callable[[Owner, Item], Result]:
+    """Return a method of one frozen argument that keeps its latest result, for the very same object alone.
+
+    Plans are asked about many times in a row: comparing identities spares hashing them.
+    """
+    name = f"_latest_of_{method.__name__}"
+
+    @wraps(method)
+    def look_up(owner: Owner, item: Item) -> Result:
+        latest: tuple[Item, Result] | None = owner.__dict__.get(name)
+        if latest is None or latest[0] is not item:
+            latest = owner.__dict__[name] = item, method(owner, item)
+        return latest[1]
+
+    return look_up
+
+
+class HashedTuple(tuple[Item, ...]):
+    """A tuple that works out its hash once; it equals a plain tuple of the same items.
+
+    >>> hash(HashedTuple("ab")) == hash(("a", "b")), HashedTuple("ab") == ("a", "b")
+    (True, True)
+    """
+
+    def __hash__(self) -> int:
+        result: int | None = self.__dict__.get("_hash")
+        if result is None:
+            result = self.__dict__["_hash"] = super().__hash__()
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the hash: another process hashes texts otherwise."""
+        return HashedTuple, (tuple(self),)
