@@ -160,18 +160,16 @@ class SimulatedCost:
     def list_path_ticks(self, plans: Sequence[Plan]) -> list[int]:
         """Return for every plan the ticks of one step as if no two transfers shared a link.
 
-        They are the longest path of its program; programs of plans that are walked need not be built.
+        They are the longest path of its program, which need not be built where passes can be walked.
 
         Raises
         ------
         ValueError
             Where a schedule's orders cannot finish, or the work of a step exceeds 2**60 ticks.
         """
-        walked_plans = [plan for plan in plans if self._paths.walks(plan)]
-        walked_ticks = iter(self._paths.ticks(walked_plans).tolist())
-        return [
-            next(walked_ticks)
-            if self._paths.walks(plan)
-            else step_ticks(lower(self.problem, plan, costs=self.costs), "longest_path")
-            for plan in plans
-        ]
+        walked_ticks = zip(plans, self._paths.ticks(plans), strict=True)
+        return [self._count_path_ticks(plan) if ticks is None else ticks for plan, ticks in walked_ticks]
+
+    def _count_path_ticks(self, plan: Plan) -> int:
+        """Return the ticks of the longest path of a plan's program."""
+        return step_ticks(lower(self.problem, plan, costs=self.costs), "longest_path")

@@ -37,7 +37,7 @@ from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.bounds.path_times import LongestPaths
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -182,11 +182,11 @@ def _time_plans() -> list[Figure]:
     """Measure plans per second by longest path over the core of GPT-3's space, with the completion of plans."""
     problem = load(GPT3).problem
     core_layouts = list(layouts(problem, CORE))
-    LongestPaths(StageCosts(problem)).ticks([complete(problem, core_layouts[0])])  # compiles
-    paths = LongestPaths(StageCosts(problem))
+    SimulatedCost(problem).longest_paths([complete(problem, core_layouts[0])])  # compiles
+    costs = SimulatedCost(problem)
 
     def price_plans() -> None:
-        paths.ticks([complete(problem, layout) for layout in core_layouts])
+        costs.longest_paths([complete(problem, layout) for layout in core_layouts])
 
     cold_rate = len(core_layouts) / measure_seconds(price_plans)
     warm_rate = len(core_layouts) / measure_best(price_plans)

@@ -114,13 +114,13 @@ class TickTables:
         Where microbatches differ by rank the smallest size gives the least ticks, which keeps the tables lower bounds.
         """
         stages = self.costs.find_keys(plan).stages
-        rows = [self._list_sends(machine, stages, size, plan.looped, plan.slices_boundaries) for size in plan.sizes]
+        rows = [self.list_sends(machine, stages, size, plan.looped, plan.slices_boundaries) for size in plan.sizes]
         if len(rows) == 1:
             return rows[0]
         return SendTicks(*(tuple(map(min, zip(*columns, strict=True))) for columns in zip(*rows, strict=True)))
 
     @memoise
-    def _list_sends(self, machine: Machine, stages: StageKey, sequences: int, looped: bool, slices: bool) -> SendTicks:
+    def list_sends(self, machine: Machine, stages: StageKey, sequences: int, looped: bool, slices: bool) -> SendTicks:
         """Return the ticks of the transfers between stages of microbatches of a size, in slices or whole."""
         kinds = stages.kinds
         if stages.num_positions == 1:

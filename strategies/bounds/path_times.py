@@ -8,6 +8,7 @@ for other data ranks.
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from meshwise.simulator.engine.flows import MAX_TICKS
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.durations import EndingTicks, SendTicks, TickTables
 from meshwise.strategies.bounds.longest_path import Endings, StepRows, arrange_schedule, finish_steps, walk
-from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
+from meshwise.strategies.lowering.costs.keys import PassKey, PlanKeys, StageKey
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.memo import memoise
@@ -25,6 +26,15 @@ from meshwise.strategies.plan.plan import Plan, StateKey
 
 WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
 """Schedules in which the last gradients of all stages are those of the last microbatch, and made by whole backwards."""
+
+
+class _WalkedPlan(NamedTuple):
+    """A plan among others by its index, with its machine and keys."""
+
+    index: int
+    plan: Plan
+    machine: Machine
+    keys: PlanKeys
 
 
 class LongestPaths:
@@ -96,31 +106,31 @@ class LongestPaths:
             result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
         return result
 
-    def walks(self, plan: Plan) -> bool:
-        """Return whether the longest path of a plan is that of its passes, each one number."""
-        is_walked = plan.schedule in WALKED_SCHEDULES and self.costs.machine(plan).is_uniform
-        return is_walked and not plan.offload and not _waits_for_groups(plan)
-
-    def ticks(self, plans: Sequence[Plan]) -> IntArray:
-        """Return the ticks of one step of every plan, all of which are walked (`walks`)."""
-        result = np.empty(len(plans), np.int64)
-        batches: dict[tuple[object, ...], list[tuple[int, Plan, Machine]]] = {}
+    def ticks(self, plans: Sequence[Plan]) -> list[int | None]:
+        """Return the ticks of one step of every plan, none where only its program tells them."""
+        result: list[int | None] = [None] * len(plans)
+        batches: dict[tuple[object, ...], list[_WalkedPlan]] = {}
         for index, plan in enumerate(plans):
-            key = (plan.schedule, plan.num_microbatches, plan.chunks, self.costs.stage_kinds(plan))
-            batches.setdefault(key, []).append((index, plan, self.costs.machine(plan)))
+            if plan.schedule not in WALKED_SCHEDULES or plan.offload or _waits_for_groups(plan):
+                continue
+            machine = self.costs.machine(plan)
+            if machine.is_uniform:
+                keys = self.costs.find_keys(plan)
+                batch_key = (plan.schedule, plan.num_microbatches, plan.chunks, keys.stages.kinds)
+                batches.setdefault(batch_key, []).append(_WalkedPlan(index, plan, machine, keys))
         for batch in batches.values():
-            result[[index for index, _, _ in batch]] = self._walk_batch([row[1:] for row in batch])
+            for walked, ticks in zip(batch, self._walk_batch(batch).tolist(), strict=True):
+                result[walked.index] = ticks
         return result
 
-    def _walk_batch(self, batch: Sequence[tuple[Plan, Machine]]) -> IntArray:
+    def _walk_batch(self, batch: Sequence["_WalkedPlan"]) -> IntArray:
         """Return the ticks of plans of one schedule on equally divided stages."""
         # Passes and endings have keys of their own, so that plans may share either.
         lanes, endings = dict[tuple[object, ...], int](), dict[tuple[object, ...], int]()
         lane_rows, ending_rows, plan_rows = list[list[IntArray]](), list[Endings](), list[tuple[int, int]]()
-        for plan, machine in batch:
-            passes, stages, states = self.costs.find_keys(plan)
+        for _, plan, machine, (passes, stages, states) in batch:
             (rank,), slices = machine.ranks[0], plan.slices_boundaries
-            sends = self.durations.send_ticks(plan, machine)
+            sends = self.durations.list_sends(machine, stages, passes.run.sequences, plan.looped, slices)
             lane = lanes.setdefault((passes, stages, states, rank, slices, sends), len(lanes))
             if lane == len(lane_rows):
                 pass_row = self.pass_row(passes, stages, rank, slices)
@@ -132,7 +142,7 @@ class LongestPaths:
             if ending == len(ending_rows):
                 ending_rows.append(self.ending_rows(machine, stages, ending_ticks))
             plan_rows.append((lane, ending))
-        plan = batch[0][0]
+        plan = batch[0].plan
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         passes, sends, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
         ending_table = Endings(*map(_pad_rows, zip(*ending_rows, strict=True)))

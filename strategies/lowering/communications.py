@@ -60,7 +60,7 @@ class _CommunicationCounter:
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         costs = StageCosts(problem)
-        cuts = Cuts(costs, plan, costs.machine(plan, folded=True), Granularity.CHAIN)
+        cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
         self.plan, self.cuts, self.volumes = plan, cuts, Volumes(cuts)
         self.table = cuts.machine.table
         shape = step_shape(cuts, self.volumes)._replace(microbatches=plan.num_microbatches)

@@ -113,7 +113,8 @@ def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, fo
 
     The latest result is cached: a search often asks next for a plan that differs in its number of microbatches alone.
     """
-    return _LoweredPasses(Cuts(costs, plan, costs.machine(plan, folded=folded), granularity))
+    machine = costs.machine(plan) if folded else costs.build_unfolded_machine(plan)
+    return _LoweredPasses(Cuts(costs, plan, machine, granularity))
 
 
 class _StepLowering(NamedTuple):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import TaskKind
@@ -19,8 +19,9 @@ from meshwise.strategies.lowering.rank_classes.classes import fold, unfold
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile, RankRegistry
 from meshwise.strategies.lowering.rank_classes.placement import PlacedMesh
 from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks
-from meshwise.strategies.memo import memoise
-from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.memo import memoise, remember_latest
+from meshwise.strategies.plan.mesh import Mesh
+from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute
@@ -186,6 +187,22 @@ class StageCost:
         return sum(cost.work.parameter_tensors for cost in self.blocks)
 
 
+class _PlacedFields(NamedTuple):
+    """The fields of a `PlacedMesh` but for its cluster, in their order."""
+
+    mesh: Mesh
+    placement: tuple[int, ...]
+    looped: bool
+    offloads: bool
+    tied_positions: tuple[tuple[int, int], ...]
+    central: bool
+    norm_axes: tuple[str, ...]
+    hops: tuple[tuple[int, int], ...]
+    attention: Attention | None
+    batches: tuple[int, ...]
+    exchange_axes: tuple[str, ...]
+
+
 class PlanCosts(NamedTuple):
     """The stages of one plan on the first rank class of each pipeline position, and the parameters there."""
 
@@ -213,11 +230,20 @@ class StageCosts(StageWorks):
         """Return what ``make`` builds from these costs: built at the first call, and shared afterwards."""
         return cast(T, self._find_shared(make))
 
-    def machine(self, plan: Plan, *, folded: bool = True) -> Machine:
+    @remember_latest
+    def machine(self, plan: Plan) -> Machine:
         """Return the rank classes that a plan makes of the cluster."""
+        return self._fold_machine(*self._list_placed_fields(plan))
+
+    def build_unfolded_machine(self, plan: Plan) -> Machine:
+        """Return a machine in which every rank is a class of its own."""
+        return Machine(unfold(PlacedMesh(self.problem.cluster, *self._list_placed_fields(plan))), self._ranks)
+
+    def _list_placed_fields(self, plan: Plan) -> "_PlacedFields":
+        """Return what a plan says of its placed mesh."""
         stages = self.find_keys(plan).stages
-        placed_arguments = (
-            plan.mesh.axes,
+        return _PlacedFields(
+            plan.mesh,
             plan.placement,
             plan.looped,
             bool(plan.offload),
@@ -229,19 +255,11 @@ class StageCosts(StageWorks):
             () if isinstance(plan.microbatch, int) else plan.microbatch,
             self.blocks.exchange_axes(stages.cut),
         )
-        if not folded:
-            return Machine(unfold(self._place_mesh(*placed_arguments)), self._ranks)
-        return self._fold_machine(*placed_arguments)
-
-    def _place_mesh(
-        self, axes: tuple[Axis, ...], placement: tuple[int, ...], looped: bool, offloads: bool, *rest: object
-    ) -> PlacedMesh:
-        return PlacedMesh(self.problem.cluster, Mesh(axes), placement, looped, offloads, *rest)  # type: ignore[arg-type]
 
     @memoise
-    def _fold_machine(self, *placed_arguments: object) -> Machine:
-        """Return the folded machine of a placed mesh: folding is dear."""
-        return Machine(fold(self._place_mesh(*placed_arguments)), self._ranks)  # type: ignore[arg-type]
+    def _fold_machine(self, *fields: Any) -> Machine:
+        """Return the machine of a placed mesh, given by its fields; folding is dear."""
+        return Machine(fold(PlacedMesh(self.problem.cluster, *fields)), self._ranks)
 
     @memoise
     def clock(self, rank: RankProfile) -> RankClock:

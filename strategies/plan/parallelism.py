@@ -38,6 +38,7 @@ from math import gcd
 
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.memo import HashedTuple
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, nearest_divisor
 from meshwise.strategies.plan.sharding import OperatorSharding
 
@@ -219,7 +220,7 @@ def shard_operators(graph: OperatorGraph, parallelism: Parallelism) -> tuple[Ope
     """
     if not parallelism:
         return ()
-    return tuple(
+    return HashedTuple(
         _shard_operator(block, operator, parallelism) for block in graph.blocks for operator in block.operators
     )
 

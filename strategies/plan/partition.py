@@ -7,6 +7,7 @@ from math import inf
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.memo import HashedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def partition_layers(graph: OperatorGraph, stages: int, division: str | tuple[in
         blocks = (head_blocks if index == 0 else []) + blocks + (tail_blocks if index == stages - 1 else [])
         result.append(Stage(tuple(blocks)))
         position += count
-    return tuple(result)
+    return HashedTuple(result)
 
 
 def _count_layers(graph: OperatorGraph, stages: int, layers: list[str], division: str | tuple[int, ...]) -> list[int]:
