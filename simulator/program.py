@@ -163,9 +163,9 @@ class Piece(NamedTuple):
     launch_end: int = 0
 
 
-@with_brief_repr
-class Work(NamedTuple):
-    """What a task does; tasks of different microbatches share it.
+@dataclass(frozen=True, eq=False, slots=True)
+class Work:
+    """What a task does; tasks of different microbatches share it, so that it is compared and hashed by identity.
 
     ``duration`` is in ticks; of a task with a flow it is the latency before its bytes move. ``pieces`` cover the
     duration in order.
@@ -175,6 +175,8 @@ class Work(NamedTuple):
     stage: int
     duration: int
     pieces: Sequence[Piece]
+
+    __repr__ = brief_repr()
 
 
 @with_brief_repr

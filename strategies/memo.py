@@ -7,7 +7,7 @@ lacks. Arguments are frozen values: those that stand for a plan are made in
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 Arguments = ParamSpec("Arguments")
 Owner = TypeVar("Owner")
@@ -33,15 +33,14 @@ def memoise(
     """
     name = f"_results_of_{method.__name__}"
 
-    @wraps(method)
-    def look_up(owner: Owner, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def look_up(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         results: dict[Any, Result] = owner.__dict__.get(name) or owner.__dict__.setdefault(name, {})
         result: Any = results.get(arguments, _MISSING)
         if result is _MISSING:
             result = results[arguments] = method(owner, *arguments, **named)
-        return result  # type: ignore[no-any-return]
+        return cast(Result, result)
 
-    return look_up
+    return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))
 
 
 def remember_latest(method: Callable[[Owner, Item], Result]) -> Callable[[Owner, Item], Result]:

@@ -340,7 +340,7 @@ class GroupBounds:
     ) -> list[tuple[int, ...]]:
         """Return what one microbatch of each stage keeps at least, and what each kind of action adds to that."""
         passes, stages, _ = self.costs.find_keys(replace(plan, recompute=recompute.layer))
-        result = []
+        result: list[tuple[int, ...]] = []
         for kind, boundary, position in sites:
             fraction = fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
             memory = self._find_site_memory(passes, stages.kinds, kind, boundary, recompute.layers, fraction)

@@ -29,9 +29,9 @@ WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
 
 
 class _WalkedPlan(NamedTuple):
-    """A plan among others by its index, with its machine and keys."""
+    """A plan at its place among others, with its machine and keys."""
 
-    index: int
+    place: int
     plan: Plan
     machine: Machine
     keys: PlanKeys
@@ -110,17 +110,17 @@ class LongestPaths:
         """Return the ticks of one step of every plan, none where only its program tells them."""
         result: list[int | None] = [None] * len(plans)
         batches: dict[tuple[object, ...], list[_WalkedPlan]] = {}
-        for index, plan in enumerate(plans):
+        for place, plan in enumerate(plans):
             if plan.schedule not in WALKED_SCHEDULES or plan.offload or _waits_for_groups(plan):
                 continue
             machine = self.costs.machine(plan)
             if machine.is_uniform:
                 keys = self.costs.find_keys(plan)
                 batch_key = (plan.schedule, plan.num_microbatches, plan.chunks, keys.stages.kinds)
-                batches.setdefault(batch_key, []).append(_WalkedPlan(index, plan, machine, keys))
+                batches.setdefault(batch_key, []).append(_WalkedPlan(place, plan, machine, keys))
         for batch in batches.values():
             for walked, ticks in zip(batch, self._walk_batch(batch).tolist(), strict=True):
-                result[walked.index] = ticks
+                result[walked.place] = ticks
         return result
 
     def _walk_batch(self, batch: Sequence["_WalkedPlan"]) -> IntArray:
@@ -144,17 +144,17 @@ class LongestPaths:
             plan_rows.append((lane, ending))
         plan = batch[0].plan
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
-        passes, sends, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
+        pass_ticks, send_ticks, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
         ending_table = Endings(*map(_pad_rows, zip(*ending_rows, strict=True)))
         steps = StepRows(*map(np.array, zip(*plan_rows, strict=True)))
         # In floats, because integers would overflow unseen before the check.
-        work = (passes + sends).sum(axis=1, dtype=np.float64) * plan.num_microbatches
+        work = (pass_ticks + send_ticks).sum(axis=1, dtype=np.float64) * plan.num_microbatches
         ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in ending_table[1:])
         most_work = (work[steps.lane] + ending_work[steps.ending]).max()
         if most_work > MAX_TICKS:
             raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {most_work:.3g}")
         pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
-        pass_times = walk(arrangement, passes, sends)
+        pass_times = walk(arrangement, pass_ticks, send_ticks)
         return finish_steps(steps, pass_times, bucket_ticks, ending_table, arrangement.last_stages, pairs)
 
 

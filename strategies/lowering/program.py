@@ -14,6 +14,7 @@ import numpy as np
 from meshwise.simulator.program import Flow, IntArray, Steps, Stream, StreamKind, Work
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, find_unique_pairs
 from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, TaskTemplate
+from meshwise.strategies.memo import memoise
 
 _KINDS = tuple(StreamKind)
 _NUMBER = {kind: index for index, kind in enumerate(_KINDS)}
@@ -38,7 +39,6 @@ class SiteTable:
 
     def __init__(self, table: ClassTable) -> None:
         self.table = table
-        self._incidences: dict[tuple[Site, int], Incidence] = {}
 
     def list_instances(self, site: Site) -> tuple[int, ...]:
         """Return the classes (of ranks or groups) at a site, in order."""
@@ -46,13 +46,9 @@ class SiteTable:
             return self.table.by_position[site.position]
         return self.table.groups_at(site.kind, site.position)
 
+    @memoise
     def find_incidence(self, site: Site, position: int) -> Incidence:
         """Return the rank classes of every instance that are at a pipeline position."""
-        if (site, position) not in self._incidences:
-            self._incidences[site, position] = self._find_incidence(site, position)
-        return self._incidences[site, position]
-
-    def _find_incidence(self, site: Site, position: int) -> Incidence:
         groups = self.list_instances(site)
         if site.kind == RANK:
             return Incidence(np.arange(len(groups)), np.array(groups, dtype=np.int64))
@@ -157,15 +153,14 @@ def _collect_contents(
     skeleton: Skeleton, task_frame: TaskFrame, describe: Callable[[TaskTemplate, int], TaskContent]
 ) -> tuple[tuple[Work, ...], tuple[Flow, ...], IntArray, IntArray]:
     """Return works and flows, equal objects once, and their indices for every instance of every template."""
-    work_numbers: dict[int, int] = {}
+    work_numbers: dict[Work, int] = {}
     works: list[Work] = []
     flows: list[Flow] = []
     work_rows, flow_rows = [], []
     for template, instances in zip(skeleton.templates, task_frame.instances, strict=True):
         for instance in instances:
             task_content = describe(template, instance)
-            # Works are cached by their makers, so that comparing identities suffices and nothing is hashed.
-            number = work_numbers.setdefault(id(task_content.work), len(works))
+            number = work_numbers.setdefault(task_content.work, len(works))
             if number == len(works):
                 works.append(task_content.work)
             work_rows.append(number)

@@ -14,6 +14,7 @@ from meshwise.simulator.machine.accelerator import RMS_NORM
 from meshwise.simulator.machine.compute import PRODUCTS, backward_parameters, streaming_kind
 from meshwise.simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
 from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 
@@ -34,8 +35,6 @@ class Liveness:
     def __init__(self, layout: BlockLayout, framework: Framework) -> None:
         self.layout, self.framework = layout, framework
         self.block, self.operators = layout.block, layout.block.operators
-        self._read_sizes: dict[tuple[str, str], int] = {}
-        self._produced_sizes: dict[str, int] = {}
 
     # tensors
 
@@ -54,16 +53,17 @@ class Liveness:
 
     def read_size(self, operator: Operator, name: str) -> int:
         """Return the bytes of a tensor as an operator reads it."""
-        key = (operator.name, name)
-        if key not in self._read_sizes:
-            self._read_sizes[key] = self.tensor_size(name, self.layout.input_layout(operator, name))
-        return self._read_sizes[key]
+        return self._find_read_size(operator.name, name)
 
+    @memoise
+    def _find_read_size(self, operator: str, name: str) -> int:
+        spec = self.layout.shardings[operator].find_input_spec(self.block.tensor[name])
+        return self.tensor_size(name, spec)
+
+    @memoise
     def produced_size(self, name: str) -> int:
         """Return the bytes of a tensor as its producer makes it, with partial results of each rank whole."""
-        if name not in self._produced_sizes:
-            self._produced_sizes[name] = self.tensor_size(name, self.layout.produced_layouts[name].without_partial)
-        return self._produced_sizes[name]
+        return self.tensor_size(name, self.layout.produced_layouts[name].without_partial)
 
     def gradient_size(self, name: str) -> int:
         """Return the bytes of a tensor's gradient as the tensor's producer reads it: of logits not widened."""

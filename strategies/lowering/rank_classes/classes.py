@@ -29,6 +29,7 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     quantise,
     refine,
 )
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, list_data_ranks
 
 
@@ -85,15 +86,9 @@ class ClassTable:
         self.class_of, self.representatives = _number_colours(partition.ranks)
         self.link_class, self.link_representatives = _number_colours(partition.links)
         self.link_count = np.bincount(self.link_class)
-        self._groups_at: dict[str, dict[int, tuple[int, ...]]] = {}
-        self._rows: dict[tuple[str, Collective, Algorithm], tuple[tuple[PhaseRow, ...], ...]] = {}
-        self._algorithms: dict[tuple[str, Collective, int], tuple[Algorithm, ...]] = {}
-        self._patterns: dict[tuple[str, Collective, Algorithm], tuple[PhasePattern, ...]] = {}
         self.tables: dict[str, GroupTable] = {}
         self._loads = loads
         self._sharers: dict[str, IntArray] = {}
-        self._shape_numbers: dict[str, list[int]] = {}
-        self._signatures: dict[str, tuple[int, ...]] = {}
         for kind, groups, colours in zip(loads.collectives, kinds, partition.groups, strict=True):
             self._add_groups(kind, groups, colours)
 
@@ -136,12 +131,14 @@ class ClassTable:
 
     def groups_at(self, kind: str, position: int) -> tuple[int, ...]:
         """Return the group classes of a kind whose first member is at a pipeline position."""
-        if kind not in self._groups_at:
-            rows: dict[int, list[int]] = {}
-            for index, members in enumerate(self.tables[kind].classes):
-                rows.setdefault(self.positions[members[0]], []).append(index)
-            self._groups_at[kind] = {position: tuple(row) for position, row in rows.items()}
-        return self._groups_at[kind].get(position, ())
+        return self._list_groups_by_position(kind).get(position, ())
+
+    @memoise
+    def _list_groups_by_position(self, kind: str) -> dict[int, tuple[int, ...]]:
+        rows: dict[int, list[int]] = {}
+        for index, members in enumerate(self.tables[kind].classes):
+            rows.setdefault(self.positions[members[0]], []).append(index)
+        return {position: tuple(row) for position, row in rows.items()}
 
     @cached_property
     def device_kinds(self) -> tuple[int, ...]:
@@ -180,32 +177,26 @@ class ClassTable:
 
     def list_algorithms(self, kind: str, collective: Collective, index: int) -> tuple[Algorithm, ...]:
         """Return the algorithms that a group class may choose from: the user's choice alone where it can run."""
-        key = (kind, collective, self._list_shapes(kind)[index])
-        if key not in self._algorithms:
-            self._algorithms[key] = self._loads.list_algorithms(
-                kind, collective, int(self.tables[kind].representatives[index])
-            )
-        return self._algorithms[key]
+        return self._loads.list_algorithms(kind, collective, self._list_shapes(kind)[index])
 
+    @memoise
     def _list_shapes(self, kind: str) -> list[int]:
         """Return, for every group class of a kind, the number of its shape: how its devices lie on nodes."""
-        if kind not in self._shape_numbers:
-            self._shape_numbers[kind] = self._loads.groups[kind].shape[self.tables[kind].representatives].tolist()
-        return self._shape_numbers[kind]
+        shapes: list[int] = self._loads.groups[kind].shape[self.tables[kind].representatives].tolist()
+        return shapes
 
+    @memoise
     def list_signatures(self, kind: str) -> tuple[int, ...]:
         """Return a number for every group class of a kind, equal where collectives on idle links cost the same."""
-        if kind not in self._signatures:
-            table, loads = self.tables[kind], self._loads
-            pattern_lists = (
-                self.list_patterns(kind, collective, algorithm)
-                for collective in loads.collectives[kind]
-                for algorithm in loads.list_candidates(kind, collective)
-            )
-            patterns = tuple(chain.from_iterable(pattern_lists))
-            nodes = self.cluster.device_nodes[table.devices[table.representatives]]
-            self._signatures[kind] = tuple(_compute_signatures(nodes, np.array(self.bandwidth), patterns).tolist())
-        return self._signatures[kind]
+        table, loads = self.tables[kind], self._loads
+        pattern_lists = (
+            self.list_patterns(kind, collective, algorithm)
+            for collective in loads.collectives[kind]
+            for algorithm in loads.list_candidates(kind, collective)
+        )
+        patterns = tuple(chain.from_iterable(pattern_lists))
+        nodes = self.cluster.device_nodes[table.devices[table.representatives]]
+        return tuple(_compute_signatures(nodes, np.array(self.bandwidth), patterns).tolist())
 
     def find_users(self, kind: str, collective: Collective) -> tuple[IntArray, IntArray]:
         """Return which group classes of a kind may load which link classes, by any algorithm, as two sorted columns."""
@@ -228,25 +219,21 @@ class ClassTable:
             len(self.link_representatives),
         )
 
+    @memoise
     def list_patterns(self, kind: str, collective: Collective, algorithm: Algorithm) -> tuple[PhasePattern, ...]:
         """Return the phases of a collective for every group class of a kind.
 
         A link class carries the loads of all groups of the class on its first link, because they run at the same time.
         """
-        key = (kind, collective, algorithm)
-        if key not in self._patterns:
-            table, sharers = self.tables[kind], self._sharers[kind]
-            phases = self._loads.list_phases(kind, collective, algorithm, sharers)
-            class_of, representatives = table.class_of[sharers], np.searchsorted(sharers, table.representatives)
-            self._patterns[key] = tuple(self._fold_phase(class_of, representatives, phase) for phase in phases)
-        return self._patterns[key]
+        table, sharers = self.tables[kind], self._sharers[kind]
+        phases = self._loads.list_phases(kind, collective, algorithm, sharers)
+        class_of, representatives = table.class_of[sharers], np.searchsorted(sharers, table.representatives)
+        return tuple(self._fold_phase(class_of, representatives, phase) for phase in phases)
 
+    @memoise
     def list_rows(self, kind: str, collective: Collective, algorithm: Algorithm) -> tuple[tuple[PhaseRow, ...], ...]:
         """Return the phases of a collective, each as one row per group class."""
-        key = (kind, collective, algorithm)
-        if key not in self._rows:
-            self._rows[key] = tuple(_build_rows(pattern) for pattern in self.list_patterns(kind, collective, algorithm))
-        return self._rows[key]
+        return tuple(_build_rows(pattern) for pattern in self.list_patterns(kind, collective, algorithm))
 
     def _fold_phase(self, class_of: IntArray, representatives: IntArray, phase: Phase) -> PhasePattern:
         """Return the loads of a phase by group class and link class, where all groups of a class add up on one link."""

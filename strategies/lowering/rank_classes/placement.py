@@ -31,6 +31,7 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     combine_mixed,
     quantise,
 )
+from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import (
     BACKWARD,
     CONTEXT,
@@ -174,8 +175,6 @@ class GroupLoads:
         self.collectives: dict[str, tuple[Collective, ...]] = {}
         self.ranks: dict[str, IntArray] = {}
         self.groups: dict[str, GroupShapes] = {}
-        self._is_even: dict[str, bool] = {}
-        self._runnable: dict[tuple[str, Collective, Algorithm], BoolArray] = {}
         tenants = {tenant_kind(number): tenant.collective for number, tenant in enumerate(placed.cluster.tenants)}
         host_copies = dict.fromkeys(HOST_KINDS if placed.offloads else (), Collective.SEND)
         tied_sums = {
@@ -198,9 +197,9 @@ class GroupLoads:
                     GroupShapes(self.cluster, devices),
                 )
 
-    def list_algorithms(self, kind: str, collective: Collective, group: int) -> tuple[Algorithm, ...]:
-        """Return the algorithms that a group may choose from: the user's choice alone where it can run."""
-        shape = self.groups[kind].shape[group]
+    @memoise
+    def list_algorithms(self, kind: str, collective: Collective, shape: int) -> tuple[Algorithm, ...]:
+        """Return the algorithms that groups of a shape may choose from: the user's choice alone where it can run."""
         algorithms = tuple(
             algorithm
             for algorithm in self.list_candidates(kind, collective)
@@ -316,28 +315,22 @@ class GroupLoads:
         algorithms = candidates(self.cluster, collective)
         return tuple(algorithm for algorithm in algorithms if self._find_runnable(kind, collective, algorithm).any())
 
+    @memoise
     def _is_alike(self, kind: str) -> bool:
         """Return whether all groups of a kind have as many ranks on each of their nodes, and nodes are equal."""
-        if kind not in self._is_even:
-            nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
-            node_changes = np.diff(nodes, axis=1) != 0
-            is_homogeneous = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
-            self._is_even[kind] = (
-                is_homogeneous
-                and isinstance(self.cluster.fabric, Crossbar)
-                and bool((node_changes == node_changes[0]).all())
-            )
-        return self._is_even[kind]
+        nodes = np.sort(self.cluster.device_nodes[self.groups[kind].representatives], axis=1)
+        node_changes = np.diff(nodes, axis=1) != 0
+        is_homogeneous = len(self.cluster.nodes) == 1 and not self.cluster.link_speeds
+        has_crossbar = isinstance(self.cluster.fabric, Crossbar)
+        return is_homogeneous and has_crossbar and bool((node_changes == node_changes[0]).all())
 
+    @memoise
     def _find_runnable(self, kind: str, collective: Collective, algorithm: Algorithm) -> BoolArray:
         """Return, for every shape of groups of a kind, whether it can run a collective by an algorithm."""
-        key = (kind, collective, algorithm)
-        if key not in self._runnable:
-            devices = self.groups[kind].representatives
-            is_host_copy = kind in HOST_KINDS
-            all_shapes = np.ones(len(devices), dtype=np.bool_)
-            self._runnable[key] = all_shapes if is_host_copy else can_run(self.cluster, collective, algorithm, devices)
-        return self._runnable[key]
+        devices = self.groups[kind].representatives
+        if kind in HOST_KINDS:
+            return np.ones(len(devices), dtype=np.bool_)
+        return can_run(self.cluster, collective, algorithm, devices)
 
 
 def _find_twins(parts: Parts, usual_phases: Sequence[Phase]) -> list[int]:

@@ -52,7 +52,7 @@ def test_zero_bubble_schedules_order_the_step_as_their_papers_say(ranks: int, mi
     def taken(name: str) -> float:
         program = lower(*equal_stages(name, ranks, microbatches))
         free = (TaskKind.OPTIMIZER, TaskKind.PIPELINE_COMMUNICATION)
-        work = tuple(w._replace(duration=0) if w.kind in free else w for w in program.work)
+        work = tuple(replace(w, duration=0) if w.kind in free else w for w in program.work)
         return step_time(replace(program, work=work, flow_of=np.full(program.num_tasks, -1)))
 
     small, plan = equal_stages("zb1p", ranks, microbatches)

@@ -509,7 +509,7 @@ def test_an_endless_network_takes_no_time(degrees: dict[str, Any], sharing: dict
 
 
 def without_optimizer(program: Program) -> Program:
-    work = tuple(w._replace(duration=0) if w.kind is TaskKind.OPTIMIZER else w for w in program.work)
+    work = tuple(replace(w, duration=0) if w.kind is TaskKind.OPTIMIZER else w for w in program.work)
     return replace(program, work=work)
 
 

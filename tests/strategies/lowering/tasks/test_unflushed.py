@@ -56,7 +56,7 @@ def passes_and_updates(small: Problem, plan: Plan) -> list[tuple[int, int]]:
 def without_transfers(program: Program) -> Program:
     """Return a program whose sends take no time."""
     free = TaskKind.PIPELINE_COMMUNICATION
-    work = tuple(w._replace(duration=0) if w.kind is free else w for w in program.work)
+    work = tuple(replace(w, duration=0) if w.kind is free else w for w in program.work)
     sends = np.array([w.kind is free for w in program.work])[program.work_of]
     return replace(program, work=work, flow_of=np.where(sends, -1, program.flow_of))
 
