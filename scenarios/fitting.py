@@ -11,7 +11,8 @@ from typing import Any
 from meshwise.scenarios.intervals import RISK, caches_blocks, estimate_problem_risk, find_uncertainty, with_margin
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.units import format_size
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.explanation.ranking import ranking, unlimited_seconds
 from meshwise.strategies.explanation.relief import Relief, list_reliefs
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall

@@ -22,9 +22,8 @@ import numpy as np
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import set_check
 from meshwise.simulator.notebook import to_html
-from meshwise.strategies.bounds.group_bounds import FloatArray
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
-from meshwise.strategies.evaluation import Evaluation, Resource, Trial
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel, Evaluation, FloatArray, Resource, Trial
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout

@@ -9,8 +9,7 @@ import numpy as np
 
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.path_times import WALKED_SCHEDULES
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan

@@ -23,8 +23,8 @@ from meshwise.simulator import catalog
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
-from meshwise.strategies.evaluation import Evaluation, Resource
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel, Evaluation, Resource
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Resource
+from meshwise.strategies.evaluation import CostModel, Resource
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem

@@ -13,7 +13,7 @@ from typing import ClassVar
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.bounds.step_time import least_step_time
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.operators.choices import resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution

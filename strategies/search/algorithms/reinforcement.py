@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from math import inf, sqrt
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks

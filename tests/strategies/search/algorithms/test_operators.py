@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.costs import OperatorCosts
 from meshwise.strategies.operators.integer_programming import integer_programming
