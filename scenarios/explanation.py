@@ -53,7 +53,8 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.driver import OutOfTime, search
+from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.proposals import OutOfTime
 
 MAX_QUESTION = 2000
 """Most characters of the text of ``--why-not``."""

@@ -23,7 +23,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
-from meshwise.strategies.search.driver import FINISHED, OutOfTime, SearchResult
+from meshwise.strategies.search.driver import FINISHED, SearchResult
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import Space, neighbours
 
 EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"

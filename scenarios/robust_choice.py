@@ -11,7 +11,7 @@ from meshwise.strategies.explanation.alternatives import Prospect, list_prospect
 from meshwise.strategies.explanation.ranking import RankedPlans, ranking, unlimited_seconds
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 
 
 @dataclass(frozen=True, slots=True)

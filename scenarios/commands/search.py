@@ -59,8 +59,9 @@ from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_limit
 from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS, list_installed
-from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME, Certificate, Progress, SearchResult
+from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME, Progress, SearchResult
 from meshwise.strategies.search.fan_out import processes
+from meshwise.strategies.search.proposals import Certificate
 from meshwise.strategies.search.space import Scope
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from meshwise.strategies.plan.mesh import PIPELINE, TENSOR, TENSOR_ROWS, divisor
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import Space
 
 Part = tuple[float, float]

@@ -22,7 +22,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import EVERYTHING, find_choices
 
 GIB = 2.0**30

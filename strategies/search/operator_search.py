@@ -17,7 +17,7 @@ from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS, div
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.choices import allows_value
-from meshwise.strategies.search.driver import Certificate, Proof, Proposals
+from meshwise.strategies.search.proposals import Certificate, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 Solver = Callable[[OperatorCosts, int], Solution | Shortfall]

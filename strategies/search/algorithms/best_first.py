@@ -33,7 +33,7 @@ from meshwise.strategies.search.descent import (
     propose_first_known,
     rank_known_plans,
 )
-from meshwise.strategies.search.driver import ConsideredPlans, OutOfTime, Proof, Proposals
+from meshwise.strategies.search.proposals import ConsideredPlans, OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space, find_choices
 
 

@@ -24,7 +24,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.driver import Proposals, Upcoming
+from meshwise.strategies.search.proposals import Proposals, Upcoming
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_layouts
 
 

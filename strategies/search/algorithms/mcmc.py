@@ -19,7 +19,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals
+from meshwise.strategies.search.proposals import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 RESTART_DRAWS = 100

@@ -22,7 +22,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks, PartialPlan
-from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
 

@@ -30,13 +30,13 @@ from meshwise.strategies.operators.operator_plan import (
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.operator_search import (
     list_arrangements,
     list_microbatches,
     list_variants,
     search_operators,
 )
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 

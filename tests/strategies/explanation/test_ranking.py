@@ -11,7 +11,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.choices import list_offloadings
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import Space, neighbours
 from meshwise.strategies.search.starts import known_layouts
 

@@ -23,8 +23,9 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms import ALGORITHMS, LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, STAGE_ALGORITHMS
-from meshwise.strategies.search.driver import Progress, SearchAlgorithm, SearchResult, search
+from meshwise.strategies.search.driver import Progress, SearchResult, search
 from meshwise.strategies.search.fan_out import Evaluator
+from meshwise.strategies.search.proposals import SearchAlgorithm
 from meshwise.strategies.search.space import Space, layouts
 from meshwise.strategies.search.starts import known_layouts
 
