@@ -53,8 +53,8 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.proposals import OutOfTime
+from meshwise.strategies.search.simulated_search import search
 
 MAX_QUESTION = 2000
 """Most characters of the text of ``--why-not``."""

@@ -27,8 +27,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.proposals import OutOfTime
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import EVERYTHING, Space, count_layouts, groups, list_by_habit, neighbours
 from meshwise.strategies.search.starts import known_layouts
 

@@ -1,6 +1,6 @@
 """The driver of searches: one loop has the budget, the clock, the memo, the progress and the best plan so far.
 
-It answers the messages of an algorithm (`meshwise.strategies.search.proposals`) by a cost model.
+It answers the messages of an algorithm (`meshwise.strategies.search.proposals`) by a cost model that it is given.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,6 @@ import numpy as np
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import set_check
 from meshwise.simulator.notebook import to_html
-from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import CostModel, Evaluation, FloatArray, Resource, Trial
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
@@ -187,45 +186,26 @@ def _format_result(result: SearchResult) -> str:
     return f"{result.algorithm:<22}  {step}, {gap}, {result.evaluations:,} evaluations, {result.end}"
 
 
-def search(
+def run_search(
     algorithm: SearchAlgorithm,
     problem: Problem,
     space: Space = EVERYTHING,
     *,
-    costs: CostModel | Evaluator | None = None,
+    costs: CostModel | Evaluator,
     budget: int | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> SearchResult:
-    """Return the result of ``algorithm`` for ``problem`` in ``space``.
+    """Return the result of ``algorithm`` for ``problem`` in ``space``, by the cost model ``costs``.
 
-    Parameters
-    ----------
-    costs
-        The cost model, by default the simulator; in an `Evaluator` with an executor, or with the journal of an
-        earlier run. The executor is not shut down.
-    budget
-        The number of evaluations at most; only different plans count.
-    seconds
-        The time of the search. A simulation under way at its end is given up a moment later. Where no plan was
-        evaluated by then, the known plan that is simulated soonest is, so that there is a result.
-    progress
-        Called after every evaluation, and about twice a second while no plan is evaluated.
-    clock
-        Returns the current time in seconds.
-
-    Raises
-    ------
-    ValueError
-        Where ``budget`` is less than 1, ``seconds`` is not positive, or a journal has another evaluation of the best
-        plan than the cost model. That nothing fits is a result, not an error.
+    The other parameters are those of `meshwise.strategies.search.simulated_search.search`.
     """
     if budget is not None and budget < 1:
         raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
-    evaluator = costs if isinstance(costs, Evaluator) else Evaluator(SimulatedCost(problem) if costs is None else costs)
+    evaluator = costs if isinstance(costs, Evaluator) else Evaluator(costs)
     max_plans = getattr(algorithm, "most_plans", None)
     full_space, space = space, space if max_plans is None else limit_space(problem, space, max_plans)
     # only these limits can be broken, by algorithms that choose stages and recomputation by themselves

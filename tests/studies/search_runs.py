@@ -28,8 +28,8 @@ from meshwise.strategies.evaluation import CostModel, Evaluation, Resource
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.proposals import Proposals, SearchAlgorithm
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, WIDE, Space, layouts
 
 

@@ -19,9 +19,9 @@ from meshwise.strategies.search.driver import (
     OUT_OF_TIME,
     Progress,
     SearchResult,
-    search,
 )
 from meshwise.strategies.search.proposals import OutOfTime, Proof
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, EVERYTHING, Space, layouts
 from meshwise.strategies.search.starts import known_layouts
 

@@ -15,8 +15,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
 from meshwise.strategies.search.algorithms.random import RandomSearch
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.fan_out import Evaluator, processes
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import layouts
 
 from ..problems import problem

@@ -15,9 +15,9 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS
 from meshwise.strategies.search.algorithms.operators import Frontier, IntegerProgramming, ShardingPropagation
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.operator_search import search_operators
 from meshwise.strategies.search.proposals import Certificate, Proposals
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem
