@@ -33,7 +33,6 @@ from meshwise.scenarios.files.results import check_output, make_folder, write
 from meshwise.scenarios.fitting import (
     EMPTY_SPACE,
     GRACE,
-    TimeLeft,
     describe_room,
     describe_shortfall,
     explain_space_shortfall,
@@ -55,6 +54,7 @@ from meshwise.scenarios.launches import (
 )
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
+from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_limit
