@@ -53,7 +53,8 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.driver import OutOfTime, search
+from meshwise.strategies.search.driver import run_search
+from meshwise.strategies.search.proposals import OutOfTime
 
 MAX_QUESTION = 2000
 """Most characters of the text of ``--why-not``."""
@@ -184,7 +185,7 @@ class Explanation:
     def _find_best(self, plan: Plan | None) -> Trial | None:
         """Rank known plans, ``plan`` and plans near them, and return the fastest one that fits."""
         self.tell("looking at plans of the space")
-        best_layouts = search_best(self.problem, self.space, self.time_left)
+        best_layouts = search_best(self.costs, self.space, self.time_left)
         plan_layouts = [] if plan is None else [recover_layout(self.problem, plan)]
         self.ranking = self._rank_space([*plan_layouts, *best_layouts])
         self.tell("the fastest plan")
@@ -230,14 +231,16 @@ class Explanation:
         def tell_count(count: int) -> None:
             self.tell(f"looking at plans of the space: {count}")
 
-        return ranking(self.problem, self.space, start_layouts, seconds=self.time_left, on_seen=tell_count)
+        return ranking(self.costs, self.space, start_layouts, seconds=self.time_left, on_seen=tell_count)
 
     def _search_best(self) -> Trial:
         """Search for a plan that fits where no ranked one does, rank the plans near it, and return the fastest."""
         if self.ranking.is_complete:
             raise self._explain_nothing()
         self.tell("looking for a plan that fits")
-        result = search(BestFirst(), self.problem, self.space, seconds=self.time_left(), clock=process_time)
+        result = run_search(
+            BestFirst(), self.problem, self.space, costs=self.costs, seconds=self.time_left(), clock=process_time
+        )
         if proves_nothing_fits(result):
             raise self._explain_nothing()
         if result.best is None:

@@ -10,9 +10,11 @@ from typing import Any
 
 from meshwise.scenarios.intervals import RISK, caches_blocks, estimate_problem_risk, find_uncertainty, with_margin
 from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.units import format_size
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
-from meshwise.strategies.explanation.ranking import ranking, unlimited_seconds
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel
+from meshwise.strategies.explanation.ranking import ranking
 from meshwise.strategies.explanation.relief import Relief, list_reliefs
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_risk
@@ -22,7 +24,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
-from meshwise.strategies.search.driver import FINISHED, OutOfTime, SearchResult
+from meshwise.strategies.search.driver import FINISHED, SearchResult
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import Space, neighbours
 
 EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
@@ -38,9 +41,6 @@ class NothingFits(Exception):
 
 GRACE = 2.0
 """Seconds for what follows a search whose time is up, such as the explanation of why nothing fits."""
-
-TimeLeft = Callable[[], float]
-"""Returns the seconds that are left."""
 
 
 def start_timer(seconds: float | None, clock: Callable[[], float] = perf_counter) -> TimeLeft:
@@ -69,7 +69,7 @@ def explain_space_shortfall(scenario: Scenario, time_left: TimeLeft = unlimited_
     """
     space = scenario.with_starts(scenario.make_space())
     try:
-        space_ranking = ranking(scenario.problem, space, seconds=time_left)
+        space_ranking = ranking(SimulatedCost(scenario.problem), space, seconds=time_left)
         unfit_candidates = (candidate for candidate in space_ranking.candidates if not candidate.fits)
         candidates = sorted(unfit_candidates, key=lambda candidate: candidate.peak)
     except OutOfTime:

@@ -10,14 +10,13 @@ from time import perf_counter
 
 import numpy as np
 
-from meshwise.scenarios.fitting import TimeLeft
 from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, list_trainers
 from meshwise.scenarios.intervals import estimate_problem_risk
 from meshwise.scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
+from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.explanation.ranking import unlimited_seconds
 from meshwise.strategies.explanation.uncertainty import format_risk
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout

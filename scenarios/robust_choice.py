@@ -1,17 +1,18 @@
 """The plan with the shortest step time at a quantile of its uncertainty, not only as predicted."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwise.scenarios.intervals import find_uncertainty, with_margin
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.alternatives import Prospect, list_prospects
-from meshwise.strategies.explanation.ranking import RankedPlans, ranking, unlimited_seconds
+from meshwise.strategies.explanation.ranking import RankedPlans, ranking
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def choose_robust(
     scenario: Scenario,
     quantile: float,
     max_risk: float,
-    time_left: Callable[[], float] = unlimited_seconds,
+    time_left: TimeLeft = unlimited_seconds,
     plan: Plan | None = None,
 ) -> RobustChoice:
     """Return the plan of a scenario's space with the shortest step time at a quantile, and the plans compared with it.
@@ -76,7 +77,7 @@ def choose_robust(
     ranked_plans = None
     try:
         space_ranking = ranking(
-            with_margin(scenario.problem, max_risk),
+            SimulatedCost(with_margin(scenario.problem, max_risk)),
             scenario.with_starts(scenario.make_space()),
             start_layouts,
             seconds=time_left,

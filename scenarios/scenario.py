@@ -316,7 +316,7 @@ class Scenario:
             Where there is no such algorithm or target, or the journal is of another search.
         """
         from meshwise.strategies.cost_model import SimulatedCost
-        from meshwise.strategies.search.driver import search
+        from meshwise.strategies.search.driver import run_search
         from meshwise.strategies.search.fan_out import Evaluator
 
         scenario = self if target is None else self.for_target(target)
@@ -330,7 +330,7 @@ class Scenario:
         problem = scenario.problem
         with nullcontext() if resume is None else SearchJournal(resume, search_algorithm, problem, space) as journal:
             evaluator = Evaluator(SimulatedCost(problem), executor, journal)
-            return search(
+            return run_search(
                 search_algorithm,
                 problem,
                 space_with_starts,

@@ -31,7 +31,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space
 
 if TYPE_CHECKING:
-    from meshwise.strategies.search.driver import SearchAlgorithm
+    from meshwise.strategies.search.proposals import SearchAlgorithm
 
 VERSION = 1
 MAX_LINE_BYTES = 2**16

@@ -7,7 +7,6 @@ that the simulation reaches, because memory changes only on each rank's in-order
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from meshwise.simulator.engine import simulate, step_ticks, step_time
 from meshwise.simulator.units import to_seconds
@@ -23,43 +22,6 @@ from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-
-
-class CostModel(Protocol):
-    """What searches ask about plans, families of plans and groups of plans."""
-
-    def peak_memory(self, plan: Plan) -> float:
-        """Return the peak memory in bytes of the fullest device."""
-
-    def fits(self, plan: Plan) -> bool:
-        """Return whether every device and every host has the memory that the plan needs there."""
-
-    def plan_bound(self, plan: Plan) -> float:
-        """Return a lower bound of the step time in seconds."""
-
-    def family_bound(self, family: Layout) -> float:
-        """Return a lower bound in seconds of all plans of a family; at most ``plan_bound`` of any of them."""
-
-    def busy_bound(self, family: Layout) -> float:
-        """Return a lower bound in seconds of the plans of a family whose schedules run one pass at a time."""
-
-    def group_bounds(self, group: Group, limit: float = inf) -> FloatArray:
-        """Return for every row and column of a group a lower bound in seconds, at most ``plan_bound`` of the member.
-
-        It is infinite where there is no member, where the member cannot fit, and where it takes ``limit`` or more.
-        """
-
-    def longest_paths(self, plans: Sequence[Plan]) -> list[float]:
-        """Return for every plan a tighter lower bound of its step time in seconds, at least ``plan_bound``."""
-
-    def evaluate(self, plan: Plan) -> Evaluation:
-        """Return step time and memory by simulation."""
-
-    def resource_times(self, plan: Plan) -> dict[Resource, float]:
-        """Return the seconds of a step that every resource takes."""
-
-    def check_time(self) -> None:
-        """Raise, to end the search, where its time for looking at plans is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshwise.strategies.schedules.schedule import Schedule as Schedule
     from meshwise.strategies.search.algorithms import ALGORITHMS as ALGORITHMS
     from meshwise.strategies.search.driver import SearchResult as SearchResult
-    from meshwise.strategies.search.driver import search as search
+    from meshwise.strategies.search.simulated_search import search as search
     from meshwise.strategies.search.space import Space as Space
 
 __version__ = "0.1.0"
@@ -78,7 +78,7 @@ _HOMES = {
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
     "lower": "strategies.lowering",
-    "search": "strategies.search.driver",
+    "search": "strategies.search.simulated_search",
     "simulate": "simulator.engine",
 }
 

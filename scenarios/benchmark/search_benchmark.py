@@ -16,7 +16,8 @@ from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.driver import SearchResult, search
+from meshwise.strategies.search.driver import SearchResult
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
 GPT3, LLAMA, MIXED = "gpt3-175b-1024-a100", "llama3-405b-16384-1f1b", "llama2-70b-16-h100-16-a100"

@@ -14,7 +14,7 @@ from meshwise.scenarios.calibration.calibrate import calibrate
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.commands.run_report import follow, to_json, write_run
-from meshwise.scenarios.commands.search import to_json as search_to_json
+from meshwise.scenarios.commands.search_report import to_json as search_to_json
 from meshwise.scenarios.console import FAILED, Ticker, emit, note, print_rows
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.inputs.cluster_file import write_cluster

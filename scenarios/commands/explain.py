@@ -21,7 +21,7 @@ from meshwise.scenarios.explanation import Explanation, Question, parse_question
 from meshwise.scenarios.files.results import check_output
 from meshwise.scenarios.fitting import NothingFits
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 
 if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario

@@ -41,3 +41,6 @@ PricedTarget = Annotated[
     typer.Option("--for", metavar="TARGET", help="Price by the conventions of this trainer, as search --for."),
 ]
 Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likelier than 5 % to run out of memory.")]
+Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
+Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]

@@ -1,23 +1,38 @@
-"""``meshwise search`` and ``meshwise compare``: the best plan found, and how algorithms get there."""
+"""``meshwise search``: the best plan found, what is proven of it, and where it runs."""
 
-import csv
-import io
 import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
-from meshwise.reports.pictures.search import draw_search
 from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
-from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
-from meshwise.scenarios.commands.page import PageFile, check_page, write_page
+from meshwise.scenarios.commands.options import (
+    Brave,
+    Budget,
+    ClusterFile,
+    Json,
+    ScenarioName,
+    SearchTarget,
+    Seconds,
+    Seed,
+)
+from meshwise.scenarios.commands.page import PageFile, check_page
+from meshwise.scenarios.commands.search_report import (
+    NEGLIGIBLE,
+    describe_gap,
+    explain_failure,
+    explain_misfit,
+    follow_search,
+    to_json,
+    write_search_page,
+)
 from meshwise.scenarios.console import (
     DONE,
     FAILED,
@@ -27,15 +42,11 @@ from meshwise.scenarios.console import (
     list_remarks,
     note,
     print_rows,
-    print_table,
 )
-from meshwise.scenarios.files.results import check_output, make_folder, write
+from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.fitting import (
-    EMPTY_SPACE,
     GRACE,
-    TimeLeft,
     describe_room,
-    describe_shortfall,
     explain_space_shortfall,
     proves_nothing_fits,
     start_timer,
@@ -55,12 +66,12 @@ from meshwise.scenarios.launches import (
 )
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
+from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
-from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.explanation.uncertainty import format_limit
-from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS, list_installed
-from meshwise.strategies.search.driver import BUDGET, FINISHED, OUT_OF_TIME, Certificate, Progress, SearchResult
+from meshwise.strategies.search.driver import FINISHED, Progress, SearchResult
 from meshwise.strategies.search.fan_out import processes
+from meshwise.strategies.search.proposals import Certificate
 from meshwise.strategies.search.space import Scope
 
 if TYPE_CHECKING:
@@ -68,7 +79,6 @@ if TYPE_CHECKING:
 
     from meshwise.strategies.evaluation import Trial
     from meshwise.strategies.plan.plan import Plan
-    from meshwise.strategies.plan.problem import Problem
 
 LEAST_RESERVE = 2.0
 """Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
@@ -78,12 +88,6 @@ LATE = 0.5
 
 _NONE_RUNNABLE = "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
 
-NEGLIGIBLE = 1e-6
-"""Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
-
-Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
-Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
 AlgorithmName = Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")]
 BestPlanFile = Annotated[
     str | None,
@@ -132,7 +136,7 @@ def search(
     value = value if chosen_target is None else value.for_target(chosen_target)
     keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
     time_left = start_timer(limit)
-    follow = _follow_search(ticker)
+    follow = follow_search(ticker)
 
     def tell(progress: Progress) -> None:
         keep(progress.best)
@@ -158,7 +162,7 @@ def search(
         answer.add_robust(robust, out_of_memory, time_left, keep)
     answer.add_reason(time_left)
     if report is not None:
-        _write_page(report, value, [result], answer.robust_plan)
+        write_search_page(report, value, [result], answer.robust_plan)
     answer.tell(as_json=as_json)
     if code := answer.tell_end(out):
         raise typer.Exit(code)
@@ -216,7 +220,7 @@ class _Answer:
         if self.nothing_fits:
             self.document |= explain_space_shortfall(self.value, time_left) | _find_near_misses(self.value, time_left)
         elif self.result.best is None:
-            self.document["reason"] = _explain_failure(self.result)
+            self.document["reason"] = explain_failure(self.result)
 
     def tell(self, *, as_json: bool) -> None:
         """Print the plan, or everything as one JSON document."""
@@ -250,7 +254,7 @@ class _Answer:
         if needs_runnable(value, self.places):
             yield "fastest to run", _NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
-        yield "gap", _describe_gap(result.gap) + extent
+        yield "gap", describe_gap(result.gap) + extent
         yield from _describe_scope(result.scope)
         if result.certificate is not None:
             yield "sum of operators' costs", _describe_proof(result.certificate)
@@ -268,9 +272,9 @@ class _Answer:
         if self.result.best is not None:
             return DONE
         if not self.nothing_fits:
-            note(_explain_failure(self.result))
+            note(explain_failure(self.result))
             return FAILED
-        note(_explain_misfit(self.value, self.result))
+        note(explain_misfit(self.value, self.result))
         for miss in self.document.get("near_misses", ()):
             note(f"  {miss['words']}")
         for line in changes_lines(self.document):
@@ -347,75 +351,6 @@ def _write_plan(path: str, plan: "Plan") -> None:
     write(path, json.dumps(plan.to_json(), indent=2) + "\n")
 
 
-def _follow_search(ticker: Ticker) -> Callable[[Progress], None]:
-    def follow(progress: Progress) -> None:
-        words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
-        if progress.lower_bound is not None:
-            words.append(f"bound {format_time(progress.lower_bound)}")
-        if progress.gap is not None:
-            words.append(f"gap {progress.gap:.1%}")
-        remaining_text = f" ({progress.seconds_left:.0f} s left)" if progress.seconds_left is not None else ""
-        plans_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated"
-        ticker(f"best {', '.join(words)}; {plans_text}, {progress.elapsed:.1f} s{remaining_text}")
-
-    return follow
-
-
-def to_json(result: SearchResult, problem: "Problem") -> dict[str, Any]:
-    """Return a search result as JSON-ready data."""
-    proof = result.certificate
-    return {
-        "algorithm": result.algorithm,
-        "best": _trial_to_json(result.best, problem),
-        "nearest": _trial_to_json(result.nearest, problem),
-        "evaluations": result.evaluations,
-        "lower_bound": result.lower_bound,
-        "gap": result.gap,
-        "scope": None if result.scope is None else asdict(result.scope),
-        "certificate": None if proof is None else asdict(proof),
-        "wall_time": result.wall_time,
-        "interrupted": result.interrupted,
-        "end": result.end,
-        "history": [{"evaluations": n, "elapsed": elapsed, "best": best} for n, elapsed, best in result.history],
-    }
-
-
-def _trial_to_json(trial: "Trial | None", problem: "Problem") -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    fields = ("step_time", "peak_memory", "fits")
-    evaluation = {name: getattr(trial.evaluation, name) for name in fields}
-    evaluation["out_of_memory"] = estimate_problem_risk(problem, trial.evaluation.peak_memory)
-    return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
-
-
-def _explain_misfit(value: Scenario, result: SearchResult) -> str:
-    if result.nearest is None:
-        return EMPTY_SPACE if value.target is None else f"{EMPTY_SPACE} that {Acceptance(value.target, value.spec).can}"
-    plan = result.nearest.plan
-    lacking = describe_shortfall(value.problem, find_shortfall(value.problem, plan))
-    return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
-
-
-def _explain_failure(result: SearchResult) -> str:
-    """Return why a search found no plan, for a search that leaves open whether one fits."""
-    num_plans = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
-    if result.nearest is not None and result.nearest.evaluation.fits:
-        return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
-    ends = {OUT_OF_TIME: "time ran out", BUDGET: "the budget was used"}
-    if result.end in ends:
-        return f"{ends[result.end]} after {num_plans} before one was found that fits; whether one does is not known"
-
-    search_extent = f"{num_plans} of one stage" if result.algorithm in PINNED_ALGORITHMS else num_plans
-    return f"{result.algorithm} looked at {search_extent} and found none that fits; whether another does is not known"
-
-
-def _describe_gap(gap: float | None) -> str:
-    if gap is None:
-        return "none known"
-    return "proven optimal" if gap <= NEGLIGIBLE else f"{gap:.1%}"
-
-
 def _describe_proof(certificate: Certificate) -> str:
     """Return in words what a certificate proves about the sum of operators' costs."""
     scope_text = f" among {certificate.among}" if certificate.among else ""
@@ -436,141 +371,3 @@ def _describe_scope(scope: Scope | None) -> list[tuple[str, str]]:
     if scope is None:
         return [("space", "shardings of single operators, on one stage")]
     return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]
-
-
-def compare(
-    scenario: ScenarioName,
-    algorithms: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
-    budget: Budget = None,
-    seconds: Seconds = None,
-    seed: Seed = None,
-    cluster: ClusterFile = None,
-    out: Annotated[str | None, typer.Option(help="Folder for table, results and picture.")] = None,
-    report: PageFile = None,
-    as_json: Json = False,
-) -> None:
-    """Run several algorithms on one problem: quality against evaluations and against time."""
-    check_page(report)
-    value = load_scenario(scenario, cluster=cluster)
-    names = _parse_algorithms(algorithms)
-    for name in names:
-        value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search
-    target = make_folder(out) if out is not None else None
-    results: list[SearchResult] = []
-    for name in names:
-        ticker = Ticker()
-        results.append(value.search(name, budget=budget, seconds=seconds, seed=seed, progress=_follow_search(ticker)))
-        ticker.clear()
-        if results[-1].interrupted:
-            break
-    if target is not None:
-        _write_comparison(target, results, value.problem)
-    if report is not None:
-        _write_page(report, value, results)
-    if as_json:
-        emit([to_json(result, value.problem) for result in results])
-    else:
-        print_rows([*list_remarks(value), ("space", _describe_space(value))])
-        _print_comparison(results, value.problem)
-    if code := _tell_end(value, results):
-        raise typer.Exit(code)
-
-
-def _tell_end(value: Scenario, results: list[SearchResult]) -> int:
-    """Print on stderr why no search found a plan, if none did; return the exit code."""
-    if results[-1].interrupted:
-        return INTERRUPTED
-    if any(result.best is not None for result in results):
-        return DONE
-    known = next(filter(proves_nothing_fits, results), None)
-    note(_explain_failure(results[0]) if known is None else _explain_misfit(value, known))
-    return FAILED if known is None else NOTHING_FITS
-
-
-def _parse_algorithms(text: str) -> list[str]:
-    """Return the comma-separated names of algorithms, or all; raise ``ValueError`` where a name is empty."""
-    if text == "all":
-        return list(list_installed())
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        known = ", ".join(list_installed())
-        raise ValueError(f"--algorithms: all, or names of {known} with commas between, met {text!r}; nearest: all")
-    return names
-
-
-def _write_page(path: str, value: Scenario, results: list[SearchResult], chosen: "Plan | None" = None) -> None:
-    """Write the page of ``chosen``, by default the fastest plan found, with all searches; nothing where none fits."""
-    best_trials = [result.best for result in results if result.best is not None]
-    if best_trials:
-        plan = chosen or min(best_trials, key=lambda trial: trial.evaluation.step_time).plan
-        write_page(path, value, value.simulate(plan), searches=[to_json(result, value.problem) for result in results])
-
-
-def _describe_space(value: Scenario) -> str:
-    """Return in words the limits on the plans of a scenario's search space."""
-    space_fields = dict(value.search_settings.space)
-    limits = [name for name, values in space_fields.items() if values is True]
-    limits += [
-        f"{name} {', '.join(map(str, values))}" for name, values in space_fields.items() if not isinstance(values, bool)
-    ]
-    if value.target is not None:
-        limits.append(f"what {Acceptance(value.target, value.spec).can}")
-    return "; ".join(limits) or "no limits"
-
-
-class _Row(NamedTuple):
-    """A line of the comparison: what an algorithm found; without a plan where it found none that fits."""
-
-    algorithm: str
-    step_time: float | None
-    out_of_memory: float | None
-    gap: float | None
-    evaluations: int
-    wall_time: float
-    end: str
-    plan: str
-
-
-def _build_row(result: SearchResult, problem: "Problem") -> _Row:
-    best = result.best
-    time = best.evaluation.step_time if best else None
-    risk = estimate_problem_risk(problem, best.evaluation.peak_memory) if best else None
-    plan = best.plan.describe() if best else ""
-    return _Row(result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan)
-
-
-def _print_comparison(results: list[SearchResult], problem: "Problem") -> None:
-    rows = [
-        (
-            row.algorithm,
-            format_time(row.step_time) if row.step_time else "none found",
-            "" if row.out_of_memory is None else f"{row.out_of_memory:.1%}",
-            _describe_gap(row.gap),
-            f"{row.evaluations:,}",
-            format_time(row.wall_time),
-            row.end,
-            row.plan,
-        )
-        for row in (_build_row(result, problem) for result in results)
-    ]
-    print_table([word.replace("_", " ") for word in _Row._fields], rows)
-
-
-def _write_comparison(target: Path, results: list[SearchResult], problem: "Problem") -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_Row._fields)
-    writer.writerows(_build_row(result, problem) for result in results)
-    write(target / "compare.csv", text.getvalue())
-    write(target / "compare.json", json.dumps([to_json(result, problem) for result in results], indent=2) + "\n")
-    histories = {result.algorithm: result.history for result in results if result.history}
-    if histories:
-        draw_search(histories, target / "compare.png", lower_bound=_common_bound(results))
-
-
-def _common_bound(results: list[SearchResult]) -> float | None:
-    """Return the largest lower bound among the searches of the largest space; other bounds are of a part of it."""
-    sizes = {id(result): result.scope.plans for result in results if result.scope is not None}
-    largest = max(sizes.values(), default=0)
-    bounds = (result.lower_bound for result in results if sizes.get(id(result)) == largest)
-    return max((bound for bound in bounds if bound is not None), default=None)

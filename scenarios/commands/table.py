@@ -37,7 +37,7 @@ COMMANDS = {
 }
 """The first line of the help of every command, in their order there."""
 
-_FUNCTIONS = {"list": "library.names", "replay": "traces.replay", "compare": "search.compare"}
+_FUNCTIONS = {"list": "library.names", "replay": "traces.replay"}
 """Functions of commands by module, where both names are not the command's."""
 
 

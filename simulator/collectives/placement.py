@@ -4,14 +4,16 @@ Groups of the same shape put the same bytes on links, each on links of its own, 
 """
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwise.simulator.collectives.traffic import Phase
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.interconnect.routes import IntArray
 from meshwise.simulator.machine.cluster import Cluster
+
+if TYPE_CHECKING:
+    from meshwise.simulator.collectives.traffic import Phase
 
 
 class Placement(NamedTuple):
@@ -139,13 +141,15 @@ class GroupShapes:
         """Return some of the groups, with their shapes."""
         return GroupShapes(self.cluster, self.groups[indices], self.shape[indices])
 
-    def spread_phase(self, phase: Phase) -> Phase:
+    def spread_phase(self, phase: "Phase") -> "Phase":
         """Return the phase of all groups from that of the representatives."""
         group, link, row = self.spread_rows(phase)
         launch = None if phase.launch is None else phase.launch[self.shape]
-        return Phase(phase.latency[self.shape], group, link, phase.load[row], launch, phase.messages)
+        return phase._replace(
+            latency=phase.latency[self.shape], group=group, link=link, load=phase.load[row], launch=launch
+        )
 
-    def spread_rows(self, phase: Phase) -> Rows:
+    def spread_rows(self, phase: "Phase") -> Rows:
         """Return the rows of all groups from those of the representatives, sorted by group and link."""
         if len(self.representatives) == len(self.groups):
             return Rows(phase.group, phase.link, np.arange(len(phase.group)))
@@ -156,7 +160,7 @@ class GroupShapes:
         row += np.arange(len(group))
         return Rows(group, self._links(phase, group, row), row)
 
-    def _links(self, phase: Phase, group: IntArray, row: IntArray) -> IntArray:
+    def _links(self, phase: "Phase", group: IntArray, row: IntArray) -> IntArray:
         """Return, for every row of every group, the link that corresponds to its representative's."""
         parts, size = interconnect(self.cluster).parts, self.groups.shape[1]
         member = self._members(phase.group, parts.owner(phase.link))

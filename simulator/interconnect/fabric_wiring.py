@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwise.simulator.interconnect.host_wiring import HostWiring
 from meshwise.simulator.interconnect.links import Edge, Links, Numbering, owners, starts
-from meshwise.simulator.interconnect.node_wiring import Axis, build_axis
 from meshwise.simulator.interconnect.routes import (
+    Axis,
     FloatArray,
     IntArray,
     Routes,
     ShortestPaths,
+    build_axis,
     chain_links,
     expand_routes,
     join_routes,
@@ -27,6 +28,9 @@ from meshwise.simulator.interconnect.routes import (
     pick_links,
 )
 from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, Graph, LeafSpine, Torus
+
+if TYPE_CHECKING:
+    from meshwise.simulator.interconnect.host_wiring import HostWiring
 
 
 class Tier:
@@ -200,7 +204,7 @@ class NicWiring:
         self,
         links: Links,
         numbering: Numbering,
-        host: HostWiring,
+        host: "HostWiring",
         fabric: Crossbar | LeafSpine | FatTree | Dragonfly,
     ) -> None:
         self._numbering, self._host = numbering, host

@@ -1,29 +1,31 @@
 """Links inside nodes, and the routes between devices of one node: one class for each kind of network.
 
 Devices share a non-blocking switch, are wired in a ring or to each other, or reach each other over PCIe switches and
-sockets. Along an axis of a ring or a torus bytes go in the shorter direction; at equal distance half goes in each.
+sockets.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from meshwise.simulator.interconnect.host_wiring import HostWiring
 from meshwise.simulator.interconnect.links import Edge, Links, Numbering
 from meshwise.simulator.interconnect.routes import (
     FloatArray,
     IntArray,
     Routes,
     ShortestPaths,
+    build_axis,
     chain_links,
-    expand_counts,
     expand_routes,
     ordered_pairs,
     pair_index,
     pick_links,
 )
 from meshwise.simulator.machine.topology import Link, Mesh, PcieTree, Ring, Switch
+
+if TYPE_CHECKING:
+    from meshwise.simulator.interconnect.host_wiring import HostWiring
 
 
 class Ports:
@@ -105,52 +107,6 @@ class Wires:
         for node, row in zip(self._numbering.nodes_of(self._kind), self._links, strict=True):
             for tail, head, link in zip(self.tail, self.head, row, strict=True):
                 yield f"node {node} {part} {tail}", f"node {node} {part} {head}", int(link)
-
-
-class Walks(NamedTuple):
-    """Steps along an axis, sorted by pair: a ``share`` of the pair's bytes leaves ``position``.
-
-    ``direction`` is 0 for a step to the next higher position, 1 for one to the next lower.
-    """
-
-    pair: IntArray
-    position: IntArray
-    direction: IntArray
-    share: FloatArray
-
-
-class Axis(NamedTuple):
-    """An axis of ``size`` positions, ``closed`` to a ring or not."""
-
-    size: int
-    closed: bool
-
-    def exits(self, direction: int) -> IntArray:
-        """Return the positions from which a link leads up the axis or, if ``direction`` is 1, down."""
-        return np.arange(self.size) if self.closed else np.arange(direction, self.size - 1 + direction)
-
-    def walks(self, source: IntArray, target: IntArray) -> Walks:
-        """Return the steps from every source position to its target, in the shorter direction.
-
-        >>> there = build_axis(4).walks(np.array([3, 0]), np.array([0, 2]))
-        >>> there.position.tolist(), there.direction.tolist(), there.share.tolist()
-        ([3, 0, 1, 0, 3], [0, 0, 0, 1, 1], [1.0, 0.5, 0.5, 0.5, 0.5])
-        """
-        hops = np.stack([target - source, source - target], axis=1)
-        if self.closed:
-            hops %= self.size
-            # The longer direction is dropped; at equal distance both stay and share the bytes.
-            hops[hops > hops[:, ::-1]] = 0
-        hops = np.maximum(hops, 0)
-        share = 1.0 / np.maximum(np.count_nonzero(hops, axis=1), 1)
-        entry, step = expand_counts(hops.ravel())
-        pair, direction = np.divmod(entry, 2)
-        return Walks(pair, (source[pair] + np.where(direction, -step, step)) % self.size, direction, share[pair])
-
-
-def build_axis(size: int, wraparound: bool = True) -> Axis:
-    """Return an axis of ``size`` positions; two positions have a single wire and are not a ring."""
-    return Axis(size, wraparound and size > 2)
 
 
 class _WiredDevices:
@@ -253,7 +209,7 @@ class PcieTreeWiring:
     Uplinks, and slots if the host has them, are shared with copies to the host.
     """
 
-    def __init__(self, links: Links, numbering: Numbering, kind: int, tree: PcieTree, host: HostWiring) -> None:
+    def __init__(self, links: Links, numbering: Numbering, kind: int, tree: PcieTree, host: "HostWiring") -> None:
         self._numbering, self._host, self._per_socket = numbering, host, tree.switches_per_socket
         self._ports = Ports(links, numbering, kind, tree.link)
         self._sockets = int(self._find_sockets(self._ports.devices[-1:])[0]) + 1
@@ -306,7 +262,7 @@ class NodeWiring(Protocol):
         """Yield the explicit edges."""
 
 
-def build_node_wiring(links: Links, numbering: Numbering, host: HostWiring, kind: int) -> NodeWiring:
+def build_node_wiring(links: Links, numbering: Numbering, host: "HostWiring", kind: int) -> NodeWiring:
     """Add the links inside the nodes of a kind to ``links``, and return their wiring."""
     match numbering.kinds[kind].network:
         case Switch(link=link):

@@ -1,7 +1,8 @@
 """Routes as arrays: the links over which each pair of devices sends, and the share of its bytes on each.
 
-`ShortestPaths` finds the routes of fewest hops over any small graph, split evenly at every vertex. All-to-all wiring
-has a link for each ordered pair of different parts; `ordered_pairs` numbers these pairs without gaps.
+`ShortestPaths` finds the routes of fewest hops over any small graph, split evenly at every vertex. Along an `Axis` of a
+ring or a torus bytes go in the shorter direction; at equal distance half goes in each. All-to-all wiring has a link for
+each ordered pair of different parts; `ordered_pairs` numbers these pairs without gaps.
 """
 
 from collections.abc import Sequence
@@ -131,6 +132,52 @@ class ShortestPaths:
                 shares += [amount / len(next_edges)] * len(next_edges)
             amounts = next_amounts
         return tuple(edges), tuple(shares)
+
+
+class Walks(NamedTuple):
+    """Steps along an axis, sorted by pair: a ``share`` of the pair's bytes leaves ``position``.
+
+    ``direction`` is 0 for a step to the next higher position, 1 for one to the next lower.
+    """
+
+    pair: IntArray
+    position: IntArray
+    direction: IntArray
+    share: FloatArray
+
+
+class Axis(NamedTuple):
+    """An axis of ``size`` positions, ``closed`` to a ring or not."""
+
+    size: int
+    closed: bool
+
+    def exits(self, direction: int) -> IntArray:
+        """Return the positions from which a link leads up the axis or, if ``direction`` is 1, down."""
+        return np.arange(self.size) if self.closed else np.arange(direction, self.size - 1 + direction)
+
+    def walks(self, source: IntArray, target: IntArray) -> Walks:
+        """Return the steps from every source position to its target, in the shorter direction.
+
+        >>> there = build_axis(4).walks(np.array([3, 0]), np.array([0, 2]))
+        >>> there.position.tolist(), there.direction.tolist(), there.share.tolist()
+        ([3, 0, 1, 0, 3], [0, 0, 0, 1, 1], [1.0, 0.5, 0.5, 0.5, 0.5])
+        """
+        hops = np.stack([target - source, source - target], axis=1)
+        if self.closed:
+            hops %= self.size
+            # The longer direction is dropped; at equal distance both stay and share the bytes.
+            hops[hops > hops[:, ::-1]] = 0
+        hops = np.maximum(hops, 0)
+        share = 1.0 / np.maximum(np.count_nonzero(hops, axis=1), 1)
+        entry, step = expand_counts(hops.ravel())
+        pair, direction = np.divmod(entry, 2)
+        return Walks(pair, (source[pair] + np.where(direction, -step, step)) % self.size, direction, share[pair])
+
+
+def build_axis(size: int, wraparound: bool = True) -> Axis:
+    """Return an axis of ``size`` positions; two positions have a single wire and are not a ring."""
+    return Axis(size, wraparound and size > 2)
 
 
 def ordered_pairs(size: int) -> tuple[IntArray, IntArray]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.ranking import Candidate, CandidateFilter, RankedPlans, Ranking, fits, ranking
 from meshwise.strategies.explanation.uncertainty import Uncertainty
@@ -131,7 +132,8 @@ def device_front(
             continue
         smaller_problem = replace(problem, cluster=problem.cluster.with_size(count))
         # fewer devices have other degrees of data and pipeline
-        plan_ranking = ranking(smaller_problem, space.with_limits(data=None, pipeline=None), seconds=seconds)
+        open_space = space.with_limits(data=None, pipeline=None)
+        plan_ranking = ranking(SimulatedCost(smaller_problem), open_space, seconds=seconds)
         trial = plan_ranking.find_fastest(fits)
         tradeoff = _build_tradeoff(smaller_problem, trial) if trial else None
         yield smaller_problem.cluster.num_devices, tradeoff, plan_ranking.ranked_plans

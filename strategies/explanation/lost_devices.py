@@ -25,7 +25,7 @@ from meshwise.strategies.plan.mesh import PIPELINE, TENSOR, TENSOR_ROWS, divisor
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import Space
 
 Part = tuple[float, float]
@@ -242,8 +242,9 @@ def replan(
             is_proven = True
             break
         try:
-            nearby_layouts = search_best(smaller_problem, open_space, seconds) if not sizes else ()
-            plan_ranking = ranking(smaller_problem, open_space, nearby_layouts, seconds=seconds)
+            costs = SimulatedCost(smaller_problem)
+            nearby_layouts = search_best(costs, open_space, seconds) if not sizes else ()
+            plan_ranking = ranking(costs, open_space, nearby_layouts, seconds=seconds)
             trial = plan_ranking.find_fastest(fits, time_limit=limit)
         except OutOfTime:
             break

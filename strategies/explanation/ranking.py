@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from time import process_time
+from typing import Protocol
 
-from meshwise.simulator.machine.cluster import Cluster
-from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.evaluation import Evaluation, Trial
-from meshwise.strategies.explanation.machine_parts import with_memory
+from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.strategies.evaluation import CostModel, Evaluation, Trial
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.driver import OutOfTime, search
+from meshwise.strategies.search.driver import run_search
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import EVERYTHING, Space, count_layouts, groups, list_by_habit, neighbours
 from meshwise.strategies.search.starts import known_layouts
 
@@ -41,11 +41,6 @@ MOST_RANKED = 5_000
 """The largest number of layouts of a space that is ranked completely, which takes some seconds."""
 
 
-def unlimited_seconds() -> float:
-    """Return the number of seconds left without a limit: infinity."""
-    return inf
-
-
 SEARCH_SHARE = 0.4
 """The fraction of the time left that a search may take before plans near its best are ranked."""
 
@@ -56,6 +51,21 @@ less than this for paths that matter."""
 _INHERITED, _CLOSED_FORM, _LONGEST_PATH, _SIMULATED = range(4)
 
 
+class RankingCosts(CostModel, Protocol):
+    """What a ranking asks about the plans of a problem, besides what searches ask."""
+
+    problem: Problem
+
+    def step_time(self, plan: Plan) -> float:
+        """Return the step time in seconds, whether the plan fits or not."""
+
+    def hosts_fit(self, plan: Plan) -> bool:
+        """Return whether every host has the memory that the plan needs there, whatever devices need."""
+
+    def memory_needs_simulation(self, plan: Plan) -> bool:
+        """Return whether only a simulation tells the memory of a plan."""
+
+
 class Candidate:
     """A layout with its peak memory and whether it fits, which are computed when they are first asked for.
 
@@ -64,7 +74,7 @@ class Candidate:
 
     __slots__ = ("_costs", "_look", "_memory", "layout", "needs_simulation")
 
-    def __init__(self, layout: Layout, costs: SimulatedCost, look: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, costs: RankingCosts, look: Callable[[], None]) -> None:
         self.layout, self._costs, self._look = layout, costs, look
         self._memory: tuple[float, bool] | None = None
         self.needs_simulation = costs.memory_needs_simulation(self.plan)
@@ -120,7 +130,7 @@ class RankedPlans:
 class Ranking:
     """Candidates of one problem by step time, with lower bounds of their step times in seconds.
 
-    ``seconds`` returns the number of seconds left.
+    ``costs`` is the cost model of the problem; ``seconds`` returns the number of seconds left.
 
     Raises
     ------
@@ -130,13 +140,13 @@ class Ranking:
 
     def __init__(
         self,
-        problem: Problem,
+        costs: RankingCosts,
         candidates: Iterable[Candidate] = (),
         lower_bounds: Iterable[float] = (),
-        seconds: Callable[[], float] = unlimited_seconds,
+        seconds: TimeLeft = unlimited_seconds,
     ) -> None:
-        self.problem, self.candidates, self.seconds = problem, list(candidates), seconds
-        self.costs = SimulatedCost(problem)
+        self.costs, self.problem = costs, costs.problem
+        self.candidates, self.seconds = list(candidates), seconds
         self.bounds = list(lower_bounds) or [0.0] * len(self.candidates)
         self._paths = list(self.bounds)
         self._levels = [_INHERITED] * len(self.bounds)
@@ -208,10 +218,10 @@ class Ranking:
         """Return the layout of the first candidate whose complete plan is ``plan``."""
         return next(row.layout for row in self.candidates if self.complete_candidate(row) == plan)
 
-    def with_cluster(self, cluster: Cluster, factor: float) -> "Ranking":
-        """Return a ranking of the same candidates on a machine with one part ``factor`` times as fast."""
+    def with_costs(self, costs: RankingCosts, factor: float) -> "Ranking":
+        """Return a ranking of the same candidates by ``costs``, on a machine with one part ``factor`` times as fast."""
         lower_bounds = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
-        return Ranking(replace(self.problem, cluster=cluster), self.candidates, lower_bounds, self.seconds)
+        return Ranking(costs, self.candidates, lower_bounds, self.seconds)
 
     def step_time(self, plan: Plan) -> float:
         """Return the step time of a plan in seconds, whether it fits or not."""
@@ -244,15 +254,15 @@ class SpaceRanking(Ranking):
 
     def __init__(
         self,
-        problem: Problem,
+        costs: RankingCosts,
         space: Space,
-        seconds: Callable[[], float] = unlimited_seconds,
+        seconds: TimeLeft = unlimited_seconds,
         on_seen: SeenCallback = lambda _: None,
     ) -> None:
-        super().__init__(problem, seconds=seconds)
+        super().__init__(costs, seconds=seconds)
         self.space, self._on_seen = space, on_seen
         self._layouts, self._surrounded_layouts = set[Layout](), set[Layout]()
-        self._num_layouts = count_layouts(problem, space)
+        self._num_layouts = count_layouts(self.problem, space)
         self.is_complete = self._num_layouts <= MOST_RANKED
 
     @property
@@ -298,24 +308,24 @@ class SpaceRanking(Ranking):
 
 
 def ranking(
-    problem: Problem,
+    costs: RankingCosts,
     space: Space = EVERYTHING,
     nearby_layouts: Sequence[Layout] = (),
     *,
-    seconds: Callable[[], float] = unlimited_seconds,
+    seconds: TimeLeft = unlimited_seconds,
     on_seen: SeenCallback = lambda _: None,
 ) -> SpaceRanking:
     """Return the ranking of a space: of all its layouts up to `MOST_RANKED`, otherwise of layouts near known ones.
 
-    ``nearby_layouts`` are added to the known ones of a larger space, if they keep its limits, with their neighbours.
-    ``seconds`` returns the number of seconds left.
+    ``costs`` is the cost model of the problem. ``nearby_layouts`` are added to the known ones of a larger space, if
+    they keep its limits, with their neighbours. ``seconds`` returns the number of seconds left.
 
     Raises
     ------
     OutOfTime
         Where no seconds are left.
     """
-    plan_ranking = SpaceRanking(problem, space, seconds, on_seen)
+    plan_ranking, problem = SpaceRanking(costs, space, seconds, on_seen), costs.problem
     plan_ranking.check_time()
     if plan_ranking.is_complete:
         plan_ranking.add_layouts(list_by_habit(problem, space))
@@ -329,16 +339,16 @@ def ranking(
     return plan_ranking
 
 
-def search_best(problem: Problem, space: Space, seconds: Callable[[], float] = unlimited_seconds) -> tuple[Layout, ...]:
+def search_best(costs: RankingCosts, space: Space, seconds: TimeLeft = unlimited_seconds) -> tuple[Layout, ...]:
     """Return the best plan that a search finds in part of the time, for a space that is not ranked completely.
 
     The descent of a ranking ends where no plan one decision away is better; a search looks farther.
     """
-    seconds_left = seconds()
+    seconds_left, problem = seconds(), costs.problem
     if seconds_left <= 0 or count_layouts(problem, space) <= MOST_RANKED:
         return ()
     limit = None if seconds_left == inf else SEARCH_SHARE * seconds_left
-    best_trial = search(BestFirst(), problem, space, seconds=limit, clock=process_time).best
+    best_trial = run_search(BestFirst(), problem, space, costs=costs, seconds=limit, clock=process_time).best
     return () if best_trial is None else (recover_layout(problem, best_trial.plan),)
 
 
@@ -355,13 +365,3 @@ def _list_representatives(problem: Problem, space: Space) -> Iterator[Layout]:
 def fits(candidate: Candidate) -> bool:
     """Return whether a candidate fits."""
     return candidate.fits
-
-
-def fits_with(problem: Problem, memory: Callable[[float], float]) -> CandidateFilter:
-    """Return a filter for candidates that would fit if devices had other memory; ``memory`` maps old to new bytes."""
-    changed_problem = replace(problem, cluster=with_memory(problem.cluster, memory))
-    if len(changed_problem.cluster.accelerators) == 1:
-        capacity = changed_problem.usable_memory(changed_problem.cluster.accelerator)
-        return lambda candidate: candidate.peak <= capacity and candidate.hosts_fit
-    costs = SimulatedCost(changed_problem)
-    return lambda candidate: costs.fits(complete(changed_problem, candidate.layout))

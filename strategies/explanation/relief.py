@@ -7,11 +7,12 @@ from itertools import combinations, product
 from math import ceil
 from typing import NamedTuple
 
+from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.machine_parts import with_host_memory, with_memory
-from meshwise.strategies.explanation.ranking import Ranking, fits, unlimited_seconds
+from meshwise.strategies.explanation.ranking import Ranking, fits
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -22,7 +23,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
-from meshwise.strategies.search.driver import OutOfTime
+from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import EVERYTHING, find_choices
 
 GIB = 2.0**30
@@ -77,7 +78,7 @@ def list_reliefs(
     layouts: Sequence[Layout],
     count: int = 3,
     accepts: Acceptor | None = None,
-    seconds: Callable[[], float] = unlimited_seconds,
+    seconds: TimeLeft = unlimited_seconds,
 ) -> tuple[Relief, ...]:
     """Return the changes after which one of some layouts fits, the cheapest first.
 
@@ -99,11 +100,9 @@ def list_reliefs(
     return tuple(sorted(results, key=lambda relief: (relief.changes_machine, relief.cost, relief.change)))[:count]
 
 
-def _find_best(
-    change: _Change, layouts: Sequence[Layout], accepts: Acceptor | None, seconds: Callable[[], float]
-) -> list[Relief]:
+def _find_best(change: _Change, layouts: Sequence[Layout], accepts: Acceptor | None, seconds: TimeLeft) -> list[Relief]:
     """Return the cheapest plan that fits after a change, as a list of one; an empty list where none fits."""
-    plan_ranking = Ranking(change.problem, seconds=seconds)
+    plan_ranking = Ranking(SimulatedCost(change.problem), seconds=seconds)
     names: dict[Layout, str] = {}
     for layout in layouts[: change.max_tried]:
         for name, new_layout in change.list_layouts(layout):

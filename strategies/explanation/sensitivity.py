@@ -19,8 +19,10 @@ from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.machine_parts import MachinePart, with_memory
-from meshwise.strategies.explanation.ranking import CandidateFilter, Ranking, fits, fits_with
+from meshwise.strategies.explanation.ranking import CandidateFilter, Ranking, fits
+from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 
 PERCENT = 0.01
 """Fraction by which a part is faster for its price."""
@@ -145,8 +147,12 @@ def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
         if ranking.complete_candidate(candidate) == plan and candidate.fits
     )
 
+    @cache
+    def build_costs(factor: float) -> SimulatedCost:  # each machine has one cost model, with its caches
+        return SimulatedCost(replace(ranking.problem, cluster=part.scale_cluster(factor)))
+
     def outcome(factor: float) -> Outcome:
-        changed_ranking = ranking.with_cluster(part.scale_cluster(factor), factor)
+        changed_ranking = ranking.with_costs(build_costs(factor), factor)
         step_time = changed_ranking.step_time(plan)  # first: then only plans that may take less are looked at
         other_trial = changed_ranking.find_fastest(
             lambda candidate: candidate.fits and candidate.layout not in own_layouts, time_limit=step_time
@@ -155,10 +161,6 @@ def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
             return Outcome(factor, other_trial or changed_ranking.find_fastest(fits), step_time)
         evaluation = Evaluation(step_time, ranking.costs.peak_memory(plan), fits=True)
         return Outcome(factor, Trial(plan, evaluation, 0.0), step_time)
-
-    @cache
-    def build_costs(factor: float) -> SimulatedCost:  # each machine has one cost model, with its caches
-        return SimulatedCost(replace(ranking.problem, cluster=part.scale_cluster(factor)))
 
     def find_time(plan: Plan, factor: float) -> float:
         ranking.check_time()
@@ -170,6 +172,16 @@ def sensitivity(ranking: Ranking, plan: Plan, part: MachinePart) -> Sensitivity:
         for first_outcome, far_factor in zip(outcomes, (1 / REGION_FACTOR, REGION_FACTOR), strict=True)
     )
     return Sensitivity(part.name, part.speed, outcomes, (low_edge[0], high_edge[0]), (low_edge[1], high_edge[1]))
+
+
+def fits_with(problem: Problem, memory: Callable[[float], float]) -> CandidateFilter:
+    """Return a filter for candidates that would fit if devices had other memory; ``memory`` maps old to new bytes."""
+    changed_problem = replace(problem, cluster=with_memory(problem.cluster, memory))
+    if len(changed_problem.cluster.accelerators) == 1:
+        capacity = changed_problem.usable_memory(changed_problem.cluster.accelerator)
+        return lambda candidate: candidate.peak <= capacity and candidate.hosts_fit
+    costs = SimulatedCost(changed_problem)
+    return lambda candidate: costs.fits(complete(changed_problem, candidate.layout))
 
 
 def memory_sensitivity(ranking: Ranking, trial: Trial, speed: str) -> Sensitivity:

@@ -136,13 +136,13 @@ def _rank_asked(plan_ranking: Ranking, layout: Layout, asked_fields: AskedFields
     probes = dict.fromkeys(_list_probes(problem, layout, asked_fields))
     starts = (probe for probe in probes if next(violations(problem, probe), None) is None)
     limited_space = replace(space.with_limits(**limits), starts=(*starts, *space.starts))
-    limited_ranking = ranking(problem, limited_space, seconds=plan_ranking.seconds)
+    limited_ranking = ranking(plan_ranking.costs, limited_space, seconds=plan_ranking.seconds)
     if not other_values:
         return limited_ranking, limited_ranking.is_complete
     new_values: dict[str, Any] = {name: value for name, (value,) in other_values.items()}
     # a schedule that no space tries may be looped or not; 0 keeps the chunks of the candidate
     chunks = (1, 2) if "schedule" in other_values and "chunks" not in asked_fields else (0,)
-    full_ranking = Ranking(problem, seconds=plan_ranking.seconds)
+    full_ranking = Ranking(plan_ranking.costs, seconds=plan_ranking.seconds)
     for candidate, num_chunks in product(limited_ranking.candidates, chunks):
         changed_layout = replace(candidate.layout, **new_values | ({"chunks": num_chunks} if num_chunks else {}))
         if next(violations(problem, changed_layout), None) is None:

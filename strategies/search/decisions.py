@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 from meshwise.simulator.brief import brief_repr, with_brief_repr
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem

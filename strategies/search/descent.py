@@ -13,9 +13,7 @@ from math import inf
 import numpy as np
 
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.group_bounds import FloatArray
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation, FloatArray
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout

@@ -1,30 +1,23 @@
-"""The driver of searches, and the messages between it and an algorithm.
+"""The driver of searches: one loop has the budget, the clock, the memo, the progress and the best plan so far.
 
-One loop runs every search: it has the budget, the clock, the memo, the progress and the best plan so far.
-
-An algorithm is a frozen dataclass with one generator. It writes ``evaluation = yield plan`` to learn about a plan, and
-may yield or return a `Proof` about all plans, or yield a `Certificate` of the plans that it yields next. It may yield
-`Upcoming` plans, so that an executor evaluates several at once; trials and answers are the same without an executor.
+It answers the messages of an algorithm (`meshwise.strategies.search.proposals`) by a cost model that it is given.
 """
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import set_check
 from meshwise.simulator.notebook import to_html
-from meshwise.strategies.bounds.group_bounds import FloatArray
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
-from meshwise.strategies.evaluation import Evaluation, Resource, Trial
+from meshwise.strategies.evaluation import CostModel, Evaluation, FloatArray, Resource, Trial
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
@@ -32,6 +25,15 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.fan_out import Evaluator
+from meshwise.strategies.search.proposals import (
+    Certificate,
+    ConsideredPlans,
+    OutOfTime,
+    Proof,
+    Proposals,
+    SearchAlgorithm,
+    Upcoming,
+)
 from meshwise.strategies.search.space import (
     EVERYTHING,
     Scope,
@@ -49,28 +51,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What an algorithm has proven about the sum of costs of the plans that it yields next.
-
-    It holds for one mesh and one size of microbatches, and says nothing about simulated times.
-
-    Parameters
-    ----------
-    gap
-        Fraction by which the sum may be above the least sum within the same bytes: 0 where it is proven to be the
-        least, ``None`` where nothing is known.
-    memory_price
-        Seconds of a step that one more byte on every device saves, over the next bytes; ``None`` where unknown.
-    among
-        The choices among which the sum is compared, in words; empty for all choices.
-    """
-
-    gap: float | None
-    memory_price: float | None
-    among: str = ""
-
-
 TELL_SECONDS = 0.5
 """Seconds between reports of progress while a search evaluates nothing."""
 MAX_REPEATS = 1000
@@ -84,55 +64,6 @@ NEAREST_SECONDS = 1.0
 
 FINISHED, OUT_OF_TIME, BUDGET, INTERRUPTED = "finished", "out of time", "budget", "interrupted"
 """How a search ended: its algorithm had nothing left to propose, or a limit or the user ended it."""
-
-
-class OutOfTime(Exception):
-    """Raised by the cost model that an algorithm sees when the time of the search is over.
-
-    An algorithm that has evaluated nothing yet may catch it and yield its most promising plan.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The claim that no plan of ``space`` that fits takes less than ``lower_bound`` seconds.
-
-    ``space`` is by default the space of the search. An infinite bound is the claim that no plan fits.
-    """
-
-    lower_bound: float
-    space: Space | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Upcoming:
-    """Plans that will be proposed in this order, as far as the budget goes; an executor may evaluate them at once."""
-
-    plans: tuple[Plan, ...]
-
-    __repr__ = brief_repr()
-
-
-@dataclass(frozen=True, slots=True)
-class ConsideredPlans:
-    """The number of plans covered so far, one by one or in groups that a bound drops."""
-
-    plans: int
-
-
-Proposals = Generator[Plan | Proof | Certificate | Upcoming | ConsideredPlans, Evaluation, Proof | None]
-"""The generator of a running algorithm; a generator of plans alone is one too."""
-
-
-class SearchAlgorithm(Protocol):
-    """A search algorithm; its fields are its hyper-parameters."""
-
-    name: ClassVar[str]
-
-    # An algorithm that lists all plans has ``most_plans: ClassVar[int]``; of a larger space it is given the core.
-
-    def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield plans to evaluate, and proofs; return the last proof, or ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,45 +186,26 @@ def _format_result(result: SearchResult) -> str:
     return f"{result.algorithm:<22}  {step}, {gap}, {result.evaluations:,} evaluations, {result.end}"
 
 
-def search(
+def run_search(
     algorithm: SearchAlgorithm,
     problem: Problem,
     space: Space = EVERYTHING,
     *,
-    costs: CostModel | Evaluator | None = None,
+    costs: CostModel | Evaluator,
     budget: int | None = None,
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> SearchResult:
-    """Return the result of ``algorithm`` for ``problem`` in ``space``.
+    """Return the result of ``algorithm`` for ``problem`` in ``space``, by the cost model ``costs``.
 
-    Parameters
-    ----------
-    costs
-        The cost model, by default the simulator; in an `Evaluator` with an executor, or with the journal of an
-        earlier run. The executor is not shut down.
-    budget
-        The number of evaluations at most; only different plans count.
-    seconds
-        The time of the search. A simulation under way at its end is given up a moment later. Where no plan was
-        evaluated by then, the known plan that is simulated soonest is, so that there is a result.
-    progress
-        Called after every evaluation, and about twice a second while no plan is evaluated.
-    clock
-        Returns the current time in seconds.
-
-    Raises
-    ------
-    ValueError
-        Where ``budget`` is less than 1, ``seconds`` is not positive, or a journal has another evaluation of the best
-        plan than the cost model. That nothing fits is a result, not an error.
+    The other parameters are those of `meshwise.strategies.search.simulated_search.search`.
     """
     if budget is not None and budget < 1:
         raise ValueError(f"budget is at least 1 evaluation, met {budget}; nearest: 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds are more than 0, met {seconds}")
-    evaluator = costs if isinstance(costs, Evaluator) else Evaluator(SimulatedCost(problem) if costs is None else costs)
+    evaluator = costs if isinstance(costs, Evaluator) else Evaluator(costs)
     max_plans = getattr(algorithm, "most_plans", None)
     full_space, space = space, space if max_plans is None else limit_space(problem, space, max_plans)
     # only these limits can be broken, by algorithms that choose stages and recomputation by themselves
@@ -593,26 +505,3 @@ class _SearchState:
             if self.elapsed >= end_time:
                 break
         return None if least_plan is None else Trial(least_plan[1], self.costs.evaluate(least_plan[1]), self.elapsed)
-
-
-MAX_AHEAD = 1024
-"""Plans that are announced before they are proposed, at most."""
-
-
-def propose_ahead(plans: Iterator[Plan]) -> Generator[Plan | Upcoming, Evaluation, float]:
-    """Yield every plan, and announce the plans after it; return the least step time, infinite without plans.
-
-    No more plans are announced than were evaluated, so that the first result comes at once and few evaluations are in
-    vain where a search ends early.
-    """
-    best_time, num_evaluated = inf, 0
-    queue: deque[Plan] = deque()
-    while True:
-        new_plans = tuple(islice(plans, max(1, min(num_evaluated, MAX_AHEAD)) - len(queue)))
-        if new_plans:
-            yield Upcoming(new_plans)
-        queue.extend(new_plans)
-        if not queue:
-            return best_time
-        best_time = min(best_time, (yield queue.popleft()).step_time)
-        num_evaluated += 1

@@ -16,8 +16,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from meshwise.simulator.deadline import check_deadline
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.evaluation import CostModel, Evaluation, Trial
 from meshwise.strategies.plan.plan import Plan
 
 MAX_PROCESSES = 1024

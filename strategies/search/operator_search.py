@@ -7,8 +7,7 @@ from itertools import product
 
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.bounds.step_time import least_step_time
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.operators.choices import filter_choices, find_pin_violation, resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
@@ -18,7 +17,7 @@ from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS, div
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.choices import allows_value
-from meshwise.strategies.search.driver import Certificate, Proof, Proposals
+from meshwise.strategies.search.proposals import Certificate, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 Solver = Callable[[OperatorCosts, int], Solution | Shortfall]

@@ -9,8 +9,7 @@ import numpy as np
 
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.path_times import WALKED_SCHEDULES
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
@@ -18,7 +17,9 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recomputation, Recompute, StageRecompute
 from meshwise.strategies.search.space import Space, list_layouts, to_core
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray
-from meshwise.strategies.stages.tables import RECOMPUTE_CHOICES
+
+RECOMPUTE_CHOICES = (Recompute.SELECTIVE, Recompute.FULL)
+"""The recompute choices of a layer, besides none."""
 
 TimedLayout = tuple[float, Layout]
 """A layout and the seconds that a formula gives its step."""

@@ -20,9 +20,6 @@ from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute
 from meshwise.strategies.schedules.orders import list_orders
 from meshwise.strategies.stages.division import DivisionProblem, FloatArray, Moments
 
-RECOMPUTE_CHOICES = (Recompute.SELECTIVE, Recompute.FULL)
-"""The recompute choices of a layer, besides none."""
-
 ROUNDING_BYTES = 1024.0
 """Bytes by which states may differ from a straight line: shares are rounded up, each by less than an element."""
 
@@ -36,7 +33,7 @@ def build_division_problem(
     memory fits here. Where layers or ranks differ, the least of them counts.
 
     The plan may have any division, on a schedule of `meshwise.strategies.bounds.path_times.WALKED_SCHEDULES`. Layers
-    may have some of `RECOMPUTE_CHOICES`. A stage may have ``spread`` layers more or fewer than in an even division, or
+    may recompute selectively or fully. A stage may have ``spread`` layers more or fewer than in an even division, or
     as many as a stage of the plan; each stage has at least one.
     """
     return _DivisionTables(costs, plan, recompute_choices, spread).build_problem()

@@ -30,7 +30,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 from meshwise.strategies.search.algorithms import ALGORITHMS
-from meshwise.strategies.search.driver import SearchResult, search
+from meshwise.strategies.search.driver import SearchResult
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
 from ..strategies.operators.brute_force import brute_force

@@ -36,7 +36,8 @@ from meshwise.scenarios.scenario import Measured, Scenario
 from meshwise.scenarios.search_journal import compute_cost_model_version
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.units import format_time
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan

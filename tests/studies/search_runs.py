@@ -23,12 +23,13 @@ from meshwise.simulator import catalog
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
-from meshwise.strategies.cost_model import CostModel, SimulatedCost
-from meshwise.strategies.evaluation import Evaluation, Resource
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import CostModel, Evaluation, Resource
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
-from meshwise.strategies.search.driver import Proposals, SearchAlgorithm, search
+from meshwise.strategies.search.proposals import Proposals, SearchAlgorithm
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, WIDE, Space, layouts
 
 

@@ -9,7 +9,7 @@ import pytest
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, count_layouts, layouts
 
 from . import search_runs

@@ -4,8 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
@@ -13,7 +12,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.algorithms.stages import InterStageMILP
-from meshwise.strategies.search.driver import Certificate, ConsideredPlans, OutOfTime, Proof, Proposals, Upcoming
+from meshwise.strategies.search.proposals import Certificate, ConsideredPlans, OutOfTime, Proof, Proposals, Upcoming
 from meshwise.strategies.search.space import Space, neighbours
 from meshwise.strategies.search.stage_search import is_dividable
 

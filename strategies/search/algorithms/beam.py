@@ -10,11 +10,11 @@ from functools import cache
 from math import inf
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals, Upcoming
+from meshwise.strategies.search.proposals import Proposals, Upcoming
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 

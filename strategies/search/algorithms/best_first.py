@@ -17,7 +17,7 @@ from math import inf
 from typing import ClassVar
 
 from meshwise.strategies.bounds.step_time import least_step_time
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
@@ -33,7 +33,7 @@ from meshwise.strategies.search.descent import (
     propose_first_known,
     rank_known_plans,
 )
-from meshwise.strategies.search.driver import ConsideredPlans, OutOfTime, Proof, Proposals
+from meshwise.strategies.search.proposals import ConsideredPlans, OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space, find_choices
 
 

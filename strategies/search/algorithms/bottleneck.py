@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Resource
+from meshwise.strategies.evaluation import CostModel, Resource
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals
+from meshwise.strategies.search.proposals import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 _RELIEF_TESTS: dict[Resource, Callable[[Layout, Layout], bool]] = {

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proof, Proposals, propose_ahead
+from meshwise.strategies.search.proposals import Proof, Proposals, propose_ahead
 from meshwise.strategies.search.space import MOST_LISTED, Space, layouts, list_by_habit, neighbours
 
 

@@ -18,14 +18,13 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
-from meshwise.strategies.search.driver import Proposals, Upcoming
+from meshwise.strategies.search.proposals import Proposals, Upcoming
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_layouts
 
 

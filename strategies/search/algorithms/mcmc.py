@@ -14,13 +14,12 @@ from math import exp, log
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals
+from meshwise.strategies.search.proposals import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
 RESTART_DRAWS = 100

@@ -17,12 +17,12 @@ from math import ceil, inf, log, sqrt
 from random import Random
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks, PartialPlan
-from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
 

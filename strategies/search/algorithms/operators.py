@@ -13,7 +13,7 @@ from typing import ClassVar
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.bounds.step_time import least_step_time
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.operators.choices import resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
@@ -30,13 +30,13 @@ from meshwise.strategies.operators.operator_plan import (
 from meshwise.strategies.operators.recursion import Level, propagate, recurse
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proof, Proposals
 from meshwise.strategies.search.operator_search import (
     list_arrangements,
     list_microbatches,
     list_variants,
     search_operators,
 )
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 

@@ -16,12 +16,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.driver import Proposals, propose_ahead
+from meshwise.strategies.search.proposals import Proposals, propose_ahead
 from meshwise.strategies.search.space import Space, find_choices
 
 

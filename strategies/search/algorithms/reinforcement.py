@@ -20,11 +20,11 @@ from importlib.util import find_spec
 from math import inf, sqrt
 from typing import ClassVar
 
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.decisions import DecisionTree, Outlooks
-from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space
 
 OUT_OF_MEMORY = 2.0

@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
-from meshwise.strategies.cost_model import CostModel
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -29,7 +29,7 @@ from meshwise.strategies.plan.partition import count_stage_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
-from meshwise.strategies.search.driver import Proof, Proposals
+from meshwise.strategies.search.proposals import Proof, Proposals
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.search.stage_search import (
     TimedLayout,

@@ -173,7 +173,7 @@ def test_time_that_runs_out_is_said_with_what_it_was_to_be_spent_on(folder: Path
 
 def test_a_given_plan_is_told_before_any_other_is_looked_at(folder: Path, capsys, monkeypatch) -> None:
     from meshwise.scenarios import explanation
-    from meshwise.strategies.search.driver import OutOfTime
+    from meshwise.strategies.search.proposals import OutOfTime
 
     def too_late(*_: object, **__: object) -> None:
         raise OutOfTime

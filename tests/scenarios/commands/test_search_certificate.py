@@ -3,7 +3,7 @@
 import pytest
 
 from meshwise.scenarios.commands.search import _describe_proof
-from meshwise.strategies.search.driver import Certificate
+from meshwise.strategies.search.proposals import Certificate
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def by_the_clock(step: Program) -> list[int]:
 @given(programs(), st.sampled_from([1.0, 1.1, 1.25, 2.0]))
 def test_every_end_is_that_of_a_clock_that_ticks(step: Program, slowdown: float) -> None:
     work = tuple(
-        item._replace(duration=item.duration % 23, pieces=(item.pieces[0]._replace(end=item.duration % 23),))
+        replace(item, duration=item.duration % 23, pieces=(item.pieces[0]._replace(end=item.duration % 23),))
         for item in step.work
     )
     step = replace(step, work=work, slowdown=slowdown)

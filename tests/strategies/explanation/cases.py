@@ -13,10 +13,10 @@ from ..problems import IDEAL, problem
 
 SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), recompute=(Recompute.NONE,))
 CRAMPED = problem(nodes=2, devices=4, layers=4, batch=16, bandwidth=4e8, accelerator=replace(IDEAL, memory=51.8e6))
-RANKED: Ranking = ranking(CRAMPED, SPACE)
+RANKED: Ranking = ranking(SimulatedCost(CRAMPED), SPACE)
 FAST = problem(nodes=2, devices=4, layers=4, batch=16, bandwidth=2.4e10)
 """Links near those with which fewer stages become the best plan."""
-RANKED_FAST: Ranking = ranking(FAST, SPACE)
+RANKED_FAST: Ranking = ranking(SimulatedCost(FAST), SPACE)
 
 
 def brute_force(problem: Problem, memory: float, space: Space = SPACE) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from ..problems import IDEAL, problem
 
 SPACE = Space(schedule=("1f1b",), sequence_parallel=(False,), zero=(0, 1))
 OWN = problem(devices=4, layers=6, batch=12, bandwidth=1e8)
-RANKED = ranking(OWN, SPACE)
+RANKED = ranking(SimulatedCost(OWN), SPACE)
 BEST = RANKED.find_fastest(fits)
 assert BEST is not None
 LAYOUT = next(each.layout for each in RANKED.candidates if RANKED.complete_candidate(each) == BEST.plan)
@@ -25,7 +25,7 @@ def test_the_best_plan_on_any_part_of_the_devices_that_are_left(bandwidth: float
     whole = problem(devices=4, layers=6, batch=8, bandwidth=bandwidth)  # 3 replicas do not divide the batch
     found = replan(whole, SPACE, complete(whole, LAYOUT), LAYOUT, 1, lambda: inf)
     sizes = {devices: replace(whole, cluster=whole.cluster.with_size(1, devices)) for devices in (1, 2, 3)}
-    times = {devices: ranking(own, SPACE).find_fastest(fits) for devices, own in sizes.items()}
+    times = {devices: ranking(SimulatedCost(own), SPACE).find_fastest(fits) for devices, own in sizes.items()}
     fastest = min(each.evaluation.step_time for each in times.values() if each)
     assert found.best is not None and found.best.trial.evaluation.step_time == fastest
     assert (found.num_lost, found.num_left, found.is_proven) == (1, 3, True)
@@ -78,7 +78,7 @@ def test_of_a_space_that_is_not_ranked_as_a_whole_the_best_plan_is_the_search_s(
     """Where the only plan that people know is the slowest, and none one decision away is looked at."""
     own = problem(devices=4, layers=6, batch=8, bandwidth=4e9)
     parts = {devices: replace(own, cluster=own.cluster.with_size(1, devices)) for devices in (1, 2)}
-    times = {devices: list(ranking(part, SPACE).list_ascending(fits)) for devices, part in parts.items()}
+    times = {devices: list(ranking(SimulatedCost(part), SPACE).list_ascending(fits)) for devices, part in parts.items()}
     fastest = {devices: row[0].evaluation.step_time for devices, row in times.items()}
     assert fastest[2] < fastest[1] and fastest[2] < times[2][-1].evaluation.step_time
     slowest = {devices: recover_layout(part, times[devices][-1].plan) for devices, part in parts.items()}

@@ -3,13 +3,25 @@ from math import inf
 
 import pytest
 
-from meshwise.strategies.explanation.machine_parts import machine_parts
-from meshwise.strategies.explanation.ranking import fits
-from meshwise.strategies.explanation.sensitivity import EDGE_TOLERANCE, REGION_FACTOR, memory_sensitivity, sensitivity
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.machine_parts import MachinePart, machine_parts, with_host_memory, with_memory
+from meshwise.strategies.explanation.ranking import Ranking, fits, ranking
+from meshwise.strategies.explanation.sensitivity import (
+    EDGE_TOLERANCE,
+    REGION_FACTOR,
+    fits_with,
+    memory_sensitivity,
+    sensitivity,
+)
+from meshwise.strategies.search.choices import list_offloadings
 
-from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, brute_force
+from .cases import CRAMPED, FAST, RANKED, RANKED_FAST, SPACE, brute_force
 
 MEMORY = CRAMPED.cluster.accelerator.memory
+
+
+def _rank_on(part: MachinePart, factor: float) -> Ranking:
+    return RANKED_FAST.with_costs(SimulatedCost(replace(FAST, cluster=part.scale_cluster(factor))), factor)
 
 
 @pytest.mark.parametrize("part", machine_parts(FAST.cluster, "fp32"), ids=lambda part: part.name)
@@ -27,11 +39,11 @@ def test_a_plan_is_the_best_inside_its_region_and_not_outside(part) -> None:
         found.region, (1 - 2 * EDGE_TOLERANCE, 1 + 2 * EDGE_TOLERANCE), (1 / 1.5, 1.5), found.is_open_ended, strict=True
     ):
         assert (edge == end) == ended
-        machine = RANKED_FAST.with_cluster(part.scale_cluster(edge), edge)
+        machine = _rank_on(part, edge)
         inside = machine.find_fastest(fits)
         assert inside is not None and machine.step_time(best.plan) <= inside.evaluation.step_time * (1 + 2e-6)
         if not ended:
-            machine = RANKED_FAST.with_cluster(part.scale_cluster(edge * further), edge * further)
+            machine = _rank_on(part, edge * further)
             outside = machine.find_fastest(fits)
             assert outside is not None and machine.step_time(best.plan) > outside.evaluation.step_time
 
@@ -66,3 +78,24 @@ def test_more_memory_is_looked_for_up_to_half_more_where_no_plan_is_faster() -> 
     assert found.region == (best.evaluation.peak_memory / FAST.cluster.accelerator.memory, 1.5)
     assert found.is_open_ended == (False, True)
     assert [(outcome.factor, outcome.stays) for outcome in found.outcomes] == [(0.8, True), (1.2, True)]
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.999])
+def test_with_other_memory(factor: float) -> None:
+    found = RANKED.find_fastest(fits_with(CRAMPED, lambda memory: memory * factor))
+    slow = brute_force(CRAMPED, MEMORY * factor)
+    assert (found and found.evaluation.step_time) == (slow[0][0] if slow else None)
+
+
+@pytest.mark.parametrize("host_memory", [1e3, 1e12])
+def test_more_memory_of_devices_helps_no_plan_that_its_hosts_have_no_room_for(host_memory: float) -> None:
+    cluster = with_host_memory(CRAMPED.cluster, lambda memory: host_memory)
+    own = replace(CRAMPED, cluster=cluster)
+    space = replace(SPACE, offload=list_offloadings())
+    ranked = ranking(SimulatedCost(own), space)
+    allowed = fits_with(own, lambda memory: memory * 2)
+    larger = SimulatedCost(replace(own, cluster=with_memory(cluster, lambda memory: memory * 2)))
+    found = [allowed(candidate) for candidate in ranked.candidates]
+    assert found == [larger.fits(candidate.plan) for candidate in ranked.candidates]
+    offloaded = [fits for candidate, fits in zip(ranked.candidates, found, strict=True) if candidate.layout.offload]
+    assert offloaded and any(offloaded) is (host_memory > 1e6) and any(found)

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.machine_parts import machine_parts
 from meshwise.strategies.explanation.ranking import fits, ranking
 from meshwise.strategies.explanation.sensitivity import find_next_memory, price_of_memory, prices_of_rates
@@ -17,7 +18,7 @@ def test_one_device_that_only_computes_pays_for_flop_and_bytes_alone() -> None:
     # that are bound by both alike, which gain from neither alone
     alone = problem(devices=1, launch=0.0)
     plan = complete(alone, Layout(microbatch=4))
-    ranked = ranking(alone)
+    ranked = ranking(SimulatedCost(alone))
     prices = {
         each.resource: each.saved_seconds
         for each in prices_of_rates(ranked, plan, machine_parts(alone.cluster, "fp32"))
@@ -34,7 +35,7 @@ def test_the_price_of_a_link_is_what_its_bytes_take() -> None:
     fast = replace(IDEAL, peak_flops=(("fp32", 1e24),), memory_bandwidth=1e24)
     wired = problem(devices=4, accelerator=fast, bandwidth=1e6)
     plan = complete(wired, Layout(data=4))
-    ranked = ranking(wired)
+    ranked = ranking(SimulatedCost(wired))
     prices = {
         each.resource: each.saved_seconds
         for each in prices_of_rates(ranked, plan, machine_parts(wired.cluster, "fp32"))

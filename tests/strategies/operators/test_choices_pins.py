@@ -6,8 +6,8 @@ from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.operators.choices import Pin, filter_choices, find_pin_violation, list_choices, resolve_pins
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS, PINNED_ALGORITHMS
-from meshwise.strategies.search.driver import search
 from meshwise.strategies.search.operator_search import check_pins
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
 from ..problems import problem

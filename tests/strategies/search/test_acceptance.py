@@ -17,7 +17,7 @@ from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.acceptance import Answers, Rule
 from meshwise.strategies.search.algorithms import ALGORITHMS, list_installed
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, count_layouts, layouts, neighbours
 
 from .scenarios import small_scenario, wide_scenario

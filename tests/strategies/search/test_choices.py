@@ -17,7 +17,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import divide_by_speed, find_position_times, list_offloadings
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ..problems import problem

@@ -23,8 +23,10 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms import ALGORITHMS, LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS, STAGE_ALGORITHMS
-from meshwise.strategies.search.driver import Progress, SearchAlgorithm, SearchResult, search
+from meshwise.strategies.search.driver import Progress, SearchResult
 from meshwise.strategies.search.fan_out import Evaluator
+from meshwise.strategies.search.proposals import SearchAlgorithm
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 from meshwise.strategies.search.starts import known_layouts
 
@@ -72,7 +74,7 @@ def test_the_same_seed_gives_the_same_trials(name: str, seed: int) -> None:
 
 SEARCHED = """
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS, OPERATOR_ALGORITHMS
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 from tests.strategies.problems import problem as real_problem
 from tests.strategies.search.small_problems import FakeCost, small_problem

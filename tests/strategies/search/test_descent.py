@@ -16,7 +16,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.algorithms.best_first import BestFirst, BestFirstSearch
 from meshwise.strategies.search.choices import find_family
 from meshwise.strategies.search.descent import Incumbent, descend, propose_best_known, rank_known_plans
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, find_choices, groups_near, layouts, neighbours
 from meshwise.strategies.search.starts import engineer_layouts, known_groups, known_layouts
 

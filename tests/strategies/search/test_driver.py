@@ -17,12 +17,11 @@ from meshwise.strategies.search.driver import (
     MAX_REPEATS,
     NEAREST_SECONDS,
     OUT_OF_TIME,
-    OutOfTime,
     Progress,
-    Proof,
     SearchResult,
-    search,
 )
+from meshwise.strategies.search.proposals import OutOfTime, Proof
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, EVERYTHING, Space, layouts
 from meshwise.strategies.search.starts import known_layouts
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.evaluation import Evaluation
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
 from meshwise.strategies.search.algorithms.random import RandomSearch
-from meshwise.strategies.search.driver import Upcoming, propose_ahead, search
 from meshwise.strategies.search.fan_out import Evaluator, processes
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import layouts
 
 from ..problems import problem
@@ -85,28 +84,6 @@ def test_the_executor_is_asked_for_no_more_than_the_budget_and_nothing_twice() -
     result = search(RandomSearch(), PROBLEM, budget=17, costs=Evaluator(SimulatedCost(PROBLEM), executor))
     assert executor.asked == [trial.plan for trial in result.trials]
     assert len(executor.asked) == 17
-
-
-def test_what_is_told_of_ahead_is_what_comes_next_and_no_more_than_was_evaluated() -> None:
-    proposals = propose_ahead(iter(PLANS))
-    told: list[Plan] = []
-    asked: list[Plan] = []
-    answer = None
-    while True:
-        try:
-            item = next(proposals) if answer is None else proposals.send(answer)
-        except StopIteration as end:
-            assert end.value == 7.0
-            break
-        answer = None
-        if isinstance(item, Upcoming):
-            told.extend(item.plans)
-        else:
-            asked.append(item)
-            assert item in told
-            assert len(told) - len(asked) <= len(asked)
-            answer = Evaluation(7.0 if len(asked) == 3 else 9.0, 1.0, True)
-    assert tuple(told) == tuple(asked) == PLANS
 
 
 def test_an_end_gives_up_what_was_begun() -> None:

@@ -18,8 +18,9 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.operators import Frontier
-from meshwise.strategies.search.driver import SearchAlgorithm, search
 from meshwise.strategies.search.operator_search import list_arrangements, list_microbatches
+from meshwise.strategies.search.proposals import SearchAlgorithm
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
 from ..problems import problem

@@ -5,7 +5,7 @@ import pytest
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.recomputation import Recompute, find_stage_recompute
 from meshwise.strategies.search.algorithms import ALGORITHMS
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, Space, count_layouts, layouts, limit_space, scope_of
 
 from ..problems import problem

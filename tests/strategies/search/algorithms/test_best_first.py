@@ -12,7 +12,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import list_offloadings
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import CORE, Space, layouts
 
 from ....examples import LONG

@@ -9,7 +9,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms.bottleneck import Bottleneck
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem

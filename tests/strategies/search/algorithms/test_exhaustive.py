@@ -1,6 +1,6 @@
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.search.algorithms.exhaustive import Exhaustive
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import layouts
 
 from ..small_problems import FakeCost, small_problem

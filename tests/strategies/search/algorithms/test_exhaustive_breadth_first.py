@@ -1,7 +1,7 @@
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.search.algorithms.exhaustive import BreadthFirst
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ..small_problems import FakeCost, small_problem

@@ -5,7 +5,7 @@ import pytest
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms.expert import Expert
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 
 from ..small_problems import FakeCost, small_problem
 

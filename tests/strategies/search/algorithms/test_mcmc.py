@@ -8,7 +8,7 @@ from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.algorithms.mcmc import MCMC, _Place
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts, neighbours
 
 from ..small_problems import FakeCost, small_problem

@@ -9,7 +9,8 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.algorithms.mcts import MCTS, Arm, _draw_softmin, _learn_reward
 from meshwise.strategies.search.algorithms.random import RandomSearch
 from meshwise.strategies.search.decisions import DecisionTree, PartialPlan
-from meshwise.strategies.search.driver import SearchAlgorithm, search
+from meshwise.strategies.search.proposals import SearchAlgorithm
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ..small_problems import FakeCost, small_problem

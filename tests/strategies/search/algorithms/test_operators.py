@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from meshwise.strategies.cost_model import CostModel
-from meshwise.strategies.evaluation import Evaluation
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.costs import OperatorCosts
 from meshwise.strategies.operators.integer_programming import integer_programming
@@ -16,8 +15,9 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS
 from meshwise.strategies.search.algorithms.operators import Frontier, IntegerProgramming, ShardingPropagation
-from meshwise.strategies.search.driver import Certificate, Proposals, search
 from meshwise.strategies.search.operator_search import search_operators
+from meshwise.strategies.search.proposals import Certificate, Proposals
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem

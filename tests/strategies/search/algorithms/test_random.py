@@ -4,7 +4,7 @@ import pytest
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.search.algorithms.random import RandomSearch
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ..small_problems import FakeCost, small_problem

@@ -9,7 +9,7 @@ import pytest
 from meshwise.strategies.search import space as spaces
 from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
 from meshwise.strategies.search.algorithms.random import draw_layouts, permute_range
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ..small_problems import FakeCost, small_problem

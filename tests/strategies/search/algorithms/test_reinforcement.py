@@ -11,7 +11,7 @@ from meshwise.strategies.search.algorithms.policy import Policy, draw, read_oper
 from meshwise.strategies.search.algorithms.random import RandomSearch
 from meshwise.strategies.search.algorithms.reinforcement import Reinforcement
 from meshwise.strategies.search.decisions import Branch, DecisionTree
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 
 from ...problems import problem

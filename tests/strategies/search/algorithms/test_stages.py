@@ -15,7 +15,7 @@ from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 from meshwise.strategies.search.algorithms import ALGORITHMS
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.stages import InterStageMILP, LayerDP, PipelineDP
-from meshwise.strategies.search.driver import search
+from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
 from meshwise.strategies.search.stage_search import divide_layout, list_meshes, recompute_layers
 

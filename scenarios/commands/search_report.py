@@ -1,0 +1,105 @@
+"""A search as commands tell of it: progress, the result as JSON-ready data and on a page, and why nothing was found."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from meshwise.scenarios.commands.page import write_page
+from meshwise.scenarios.console import Ticker
+from meshwise.scenarios.fitting import EMPTY_SPACE, describe_shortfall
+from meshwise.scenarios.interchange.targets import Acceptance
+from meshwise.scenarios.intervals import estimate_problem_risk
+from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.units import format_time
+from meshwise.strategies.explanation.shortfall import find_shortfall
+from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS
+from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME, Progress, SearchResult
+
+if TYPE_CHECKING:
+    from meshwise.strategies.evaluation import Trial
+    from meshwise.strategies.plan.plan import Plan
+    from meshwise.strategies.plan.problem import Problem
+
+NEGLIGIBLE = 1e-6
+"""Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
+
+
+def follow_search(ticker: Ticker) -> Callable[[Progress], None]:
+    """Return a callback that shows the progress of a search: the best plan so far, what is proven, and the time."""
+
+    def follow(progress: Progress) -> None:
+        words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
+        if progress.lower_bound is not None:
+            words.append(f"bound {format_time(progress.lower_bound)}")
+        if progress.gap is not None:
+            words.append(f"gap {progress.gap:.1%}")
+        remaining_text = f" ({progress.seconds_left:.0f} s left)" if progress.seconds_left is not None else ""
+        plans_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated"
+        ticker(f"best {', '.join(words)}; {plans_text}, {progress.elapsed:.1f} s{remaining_text}")
+
+    return follow
+
+
+def to_json(result: SearchResult, problem: "Problem") -> dict[str, Any]:
+    """Return a search result as JSON-ready data."""
+    proof = result.certificate
+    return {
+        "algorithm": result.algorithm,
+        "best": _trial_to_json(result.best, problem),
+        "nearest": _trial_to_json(result.nearest, problem),
+        "evaluations": result.evaluations,
+        "lower_bound": result.lower_bound,
+        "gap": result.gap,
+        "scope": None if result.scope is None else asdict(result.scope),
+        "certificate": None if proof is None else asdict(proof),
+        "wall_time": result.wall_time,
+        "interrupted": result.interrupted,
+        "end": result.end,
+        "history": [{"evaluations": n, "elapsed": elapsed, "best": best} for n, elapsed, best in result.history],
+    }
+
+
+def _trial_to_json(trial: "Trial | None", problem: "Problem") -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    fields = ("step_time", "peak_memory", "fits")
+    evaluation = {name: getattr(trial.evaluation, name) for name in fields}
+    evaluation["out_of_memory"] = estimate_problem_risk(problem, trial.evaluation.peak_memory)
+    return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
+
+
+def write_search_page(path: str, value: Scenario, results: list[SearchResult], chosen: "Plan | None" = None) -> None:
+    """Write the page of ``chosen``, by default the fastest plan found, with all searches; nothing where none fits."""
+    best_trials = [result.best for result in results if result.best is not None]
+    if best_trials:
+        plan = chosen or min(best_trials, key=lambda trial: trial.evaluation.step_time).plan
+        write_page(path, value, value.simulate(plan), searches=[to_json(result, value.problem) for result in results])
+
+
+def explain_misfit(value: Scenario, result: SearchResult) -> str:
+    """Return why no plan of a scenario's space fits, for a search that proves it."""
+    if result.nearest is None:
+        return EMPTY_SPACE if value.target is None else f"{EMPTY_SPACE} that {Acceptance(value.target, value.spec).can}"
+    plan = result.nearest.plan
+    lacking = describe_shortfall(value.problem, find_shortfall(value.problem, plan))
+    return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
+
+
+def explain_failure(result: SearchResult) -> str:
+    """Return why a search found no plan, for a search that leaves open whether one fits."""
+    num_plans = f"{result.considered:,} plan{'' if result.considered == 1 else 's'}"
+    if result.nearest is not None and result.nearest.evaluation.fits:
+        return f"{result.algorithm} evaluated no plan that fits; one that does is {result.nearest.plan.describe()}"
+    ends = {OUT_OF_TIME: "time ran out", BUDGET: "the budget was used"}
+    if result.end in ends:
+        return f"{ends[result.end]} after {num_plans} before one was found that fits; whether one does is not known"
+
+    search_extent = f"{num_plans} of one stage" if result.algorithm in PINNED_ALGORITHMS else num_plans
+    return f"{result.algorithm} looked at {search_extent} and found none that fits; whether another does is not known"
+
+
+def describe_gap(gap: float | None) -> str:
+    """Return in words by how much a plan may be slower than the best one; ``None`` where nothing is known."""
+    if gap is None:
+        return "none known"
+    return "proven optimal" if gap <= NEGLIGIBLE else f"{gap:.1%}"
