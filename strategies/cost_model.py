@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from meshwise.simulator.engine import simulate, step_ticks, step_time
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.units import to_seconds
 from meshwise.strategies.bounds.group_bounds import FloatArray, GroupBounds
 from meshwise.strategies.bounds.memory import PlanMemory
@@ -17,7 +18,6 @@ from meshwise.strategies.bounds.step_time import StepBounds
 from meshwise.strategies.evaluation import Evaluation, Resource, compute_resource_times
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan

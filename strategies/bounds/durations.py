@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
 from meshwise.strategies.lowering.costs.kinds import StageKinds
 from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
@@ -19,7 +20,6 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     reduction_bytes,
 )
 from meshwise.strategies.lowering.timing import norm_ticks, optimizer_ticks
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, TENSOR
 from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Training

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 from meshwise.strategies.bounds.durations import TickTables
@@ -25,12 +26,10 @@ from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.bounds.step_time import StepBounds
 from meshwise.strategies.lowering.costs.keys import PassKey
 from meshwise.strategies.lowering.costs.kinds import Runs, StageKinds
-from meshwise.strategies.lowering.costs.memory import Boundary, StageMemory, stage_memory
+from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import state_bytes
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
 from meshwise.strategies.plan.layout import CUT_DECISIONS, Layout, StepDecisions

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, pass_memory, peak_activations
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
@@ -32,7 +33,6 @@ from meshwise.strategies.lowering.tasks.variants import (
     WHOLE_VARIANTS,
     kind_of,
 )
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import PIPELINE, Axis, Mesh, Microbatch, list_data_ranks
 from meshwise.strategies.plan.offloading import StepPlace
 from meshwise.strategies.plan.plan import Plan, StateKey

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.program import Change, IntArray
-from meshwise.strategies.lowering.costs.memory import StageMemory
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.memory import BlockMemory, StageMemory
 from meshwise.strategies.lowering.tasks.fully_sharded import NO_CHANGES, BlockChanges, Sharing
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
 from meshwise.strategies.schedules.orders import Actions

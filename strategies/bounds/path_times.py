@@ -14,13 +14,13 @@ import numpy as np
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine.flows import MAX_TICKS
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.durations import EndingTicks, SendTicks, TickTables
 from meshwise.strategies.bounds.longest_path import Endings, StepRows, arrange_schedule, finish_steps, walk
 from meshwise.strategies.lowering.costs.keys import PassKey, PlanKeys, StageKey
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import TENSOR, tied_kind
 from meshwise.strategies.plan.plan import Plan, StateKey
 

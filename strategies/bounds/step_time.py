@@ -18,6 +18,7 @@ import numpy as np
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import BATCH, Operator
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.bounds.durations import TickTables
@@ -30,7 +31,6 @@ from meshwise.strategies.lowering.residents import schedule_updates
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
 from meshwise.strategies.lowering.timing import host_ticks
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.offloading import HOST, HOST_KINDS, STEPS, UPDATE_CHUNKS, Offloading
 from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Problem, Training

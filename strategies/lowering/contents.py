@@ -28,6 +28,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import Category, Change, Flow, Piece, TaskKind, Work
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.memory import flat_gradient_bytes
@@ -50,7 +51,6 @@ from meshwise.strategies.lowering.tasks.skeleton import (
 )
 from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
 from meshwise.strategies.lowering.timing import host_ticks, norm_ticks, optimizer_ticks
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import EXPERT_DATA, PASS_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import (
     HOST,

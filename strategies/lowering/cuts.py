@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import Category, Change, Deferred, Piece, StreamKind, TaskKind, Work
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.offload import HostShare
@@ -23,7 +24,6 @@ from meshwise.strategies.lowering.costs.segments import Segment, build_communica
 from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.rank_classes.placement import tenant_kind
-from meshwise.strategies.lowering.residents import list_host_shares
 from meshwise.strategies.lowering.stage_costs import BlockCost, StageCost, StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import (
     Bucket,
@@ -53,7 +53,6 @@ from meshwise.strategies.lowering.tasks.variants import (
     kind_of,
 )
 from meshwise.strategies.lowering.timing import TimedSegment, chain_ticks, copy_ticks
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import (
     BACKWARD,
     DATA,
@@ -544,7 +543,7 @@ class Cuts:
     @cached_property
     def host_shares(self) -> tuple[HostShare, ...]:
         """What the ranks of every position keep on their hosts."""
-        return list_host_shares(self.costs, self.plan)
+        return self.costs.list_host_shares(self.plan)
 
     @cached_property
     def pass_modes(self) -> tuple[PassMode, ...]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import Flow, IntArray, Steps, Stream, StreamKind, Work
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, find_unique_pairs
 from meshwise.strategies.lowering.tasks.skeleton import RANK, Site, Skeleton, TaskTemplate
-from meshwise.strategies.memo import memoise
 
 _KINDS = tuple(StreamKind)
 _NUMBER = {kind: index for index, kind in enumerate(_KINDS)}

@@ -12,37 +12,12 @@ from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.program import Category, HostClass, MemoryChange
 from meshwise.strategies.lowering.costs.memory import SINGLE_COPY, StateCopies, list_residents
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
 from meshwise.strategies.lowering.tasks.unflushed import UpdateSchedule
 from meshwise.strategies.plan.mesh import list_data_ranks
-from meshwise.strategies.plan.plan import Plan, count_host_blocks
-
-
-def list_host_shares(costs: StageCosts, plan: Plan) -> tuple[HostShare, ...]:
-    """Return what ranks keep on their hosts for the whole step, by position; a tied parameter is there once."""
-    return tuple(_find_host_share(costs, plan, position) for position in range(plan.pipeline))
-
-
-def _find_host_share(costs: StageCosts, plan: Plan, position: int) -> HostShare:
-    """Return what ranks of a position keep on their hosts for the whole step."""
-    fraction = plan.offload.fraction_at("optimizer", position)
-    if not plan.offload.moves_in_passes:
-        return HostShare(fraction)
-    plan_costs = costs.plan_costs(plan)
-    stages, parameters = plan.stages_at(position), plan_costs.plan_parameters.positions[position]
-    offloaded_blocks = [
-        block for stage in stages for block in plan_costs.stages[stage].blocks[: count_host_blocks(plan, stage)]
-    ]
-    elements = count_updated_parameters(
-        plan,
-        sum(offloaded_block.parameters for offloaded_block in offloaded_blocks),
-        sum(offloaded_block.expert_parameters for offloaded_block in offloaded_blocks),
-    )
-    num_updated = count_updated_parameters(plan, parameters.elements, parameters.expert_elements)
-    return HostShare(fraction, min(elements, num_updated))
+from meshwise.strategies.plan.plan import Plan
 
 
 def find_buffer_bytes(costs: StageCosts, plan: Plan, position: int, rank: RankProfile) -> int:
@@ -131,7 +106,7 @@ def list_host_memory(machine: Machine, costs: StageCosts, plan: Plan) -> Iterato
     What they keep there for a part of the step is not included.
     """
     class_bytes = np.zeros(len(machine.table))
-    for change in list_class_residents(machine, costs, plan, list_host_shares(costs, plan)):
+    for change in list_class_residents(machine, costs, plan, costs.list_host_shares(plan)):
         if change.host:
             class_bytes[change.rank_class] += change.size
     for host in list_hosts(machine):

@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.memo import memoise, remember_latest
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.block import BlockWork
 from meshwise.strategies.lowering.costs.keys import PassKey, RunKey, StageKey
-from meshwise.strategies.lowering.costs.optimizer import norm_axes
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.memory import BlockMemory
+from meshwise.strategies.lowering.costs.offload import HostShare
+from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters, norm_axes
 from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.lowering.costs.stage import PlanParameters, StageRun, StageWorks
 from meshwise.strategies.lowering.costs.weights import Unit
@@ -19,10 +21,9 @@ from meshwise.strategies.lowering.rank_classes.classes import fold, unfold
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile, RankRegistry
 from meshwise.strategies.lowering.rank_classes.placement import PlacedMesh
 from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks
-from meshwise.strategies.memo import memoise, remember_latest
 from meshwise.strategies.plan.mesh import Mesh
 from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.schedule import ActionKind
@@ -287,6 +288,29 @@ class StageCosts(StageWorks):
             stage_run = self.find_stage_run_of(passes, stages, activations, zero_3, stage, rank.batch)
             costs.append(self._time_stage(stage_run, rank))
         return PlanCosts(tuple(costs), self.count_parameters(stages))
+
+    def list_host_shares(self, plan: Plan) -> tuple[HostShare, ...]:
+        """Return what ranks keep on their hosts for the whole step, by position; a tied parameter is there once."""
+        return tuple(self._find_host_share(plan, position) for position in range(plan.pipeline))
+
+    def _find_host_share(self, plan: Plan, position: int) -> HostShare:
+        """Return what ranks of a position keep on their hosts for the whole step."""
+        fraction = plan.offload.fraction_at("optimizer", position)
+        if not plan.offload.moves_in_passes:
+            return HostShare(fraction)
+        stages, parameters = self.plan_costs(plan).stages, self.plan_parameters(plan).positions[position]
+        offloaded_blocks = [
+            block
+            for stage in plan.stages_at(position)
+            for block in stages[stage].blocks[: count_host_blocks(plan, stage)]
+        ]
+        elements = count_updated_parameters(
+            plan,
+            sum(block.parameters for block in offloaded_blocks),
+            sum(block.expert_parameters for block in offloaded_blocks),
+        )
+        num_updated = count_updated_parameters(plan, parameters.elements, parameters.expert_elements)
+        return HostShare(fraction, min(elements, num_updated))
 
     def stage_cost(self, plan: Plan, stage: int, rank: RankProfile) -> StageCost:
         """Return the cost of a stage on a rank."""

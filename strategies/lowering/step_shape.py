@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from math import ceil
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.lowering.costs.offload import plan_update
 from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
 from meshwise.strategies.lowering.costs.weights import summed_elements
@@ -25,7 +26,6 @@ from meshwise.strategies.lowering.tasks.variants import (
     SPLIT_VARIANTS,
     WHOLE_VARIANTS,
 )
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import EXPERT_DATA, NORM, OPERATOR_AXES, REPLICA, TENSOR, tied_kind
 from meshwise.strategies.plan.offloading import FROM_HOST, Update
 from meshwise.strategies.plan.plan import count_host_blocks

@@ -13,12 +13,12 @@ from meshwise.simulator.machine.compute import (
     weight_gradient_time,
 )
 from meshwise.simulator.machine.kernels import streaming_time
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters, step_bytes
 from meshwise.strategies.lowering.costs.segments import Checkpoints, Kernels, Segment, Streaming
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.offloading import UPDATE_CHUNKS
 from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training

@@ -37,8 +37,8 @@ from itertools import chain
 from math import gcd
 
 from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.memo import HashedTuple
 from meshwise.simulator.operator_graph import BATCH, SEQUENCE, Block, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.memo import HashedTuple
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, TENSOR, TENSOR_ROWS, nearest_divisor
 from meshwise.strategies.plan.sharding import OperatorSharding
 

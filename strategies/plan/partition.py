@@ -6,8 +6,8 @@ from functools import lru_cache
 from math import inf
 
 from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.memo import HashedTuple
 from meshwise.simulator.operator_graph import OperatorGraph
-from meshwise.strategies.memo import HashedTuple
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,20 @@
 
 from typing import NamedTuple
 
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import BATCH, Block
+from meshwise.strategies.lowering.costs.buffers import BlockBuffers, find_block_buffers
 from meshwise.strategies.lowering.costs.keys import CutKey, RunKey
 from meshwise.strategies.lowering.costs.kinds import Runs
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.memory import BlockBuffers, find_block_buffers
+from meshwise.strategies.lowering.costs.memory import BlockMemory
 from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
     BlockTraining,
     build_block_segments,
     find_exchange_axes,
 )
-from meshwise.strategies.lowering.costs.recompute import BlockMemory, Moments, compute_moments, with_recompute
+from meshwise.strategies.lowering.costs.recompute import Moments, compute_moments, with_recompute
 from meshwise.strategies.lowering.costs.rewrites import (
     SplitBackward,
     split_backward,
@@ -29,7 +31,6 @@ from meshwise.strategies.lowering.costs.weights import (
     quantised_elements,
     replicated_elements,
 )
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import EXPERT, OPERATOR_AXES
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute

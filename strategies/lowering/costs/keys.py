@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from meshwise.simulator.memo import memoise, remember_latest
 from meshwise.simulator.operator_graph import OperatorGraph
 from meshwise.strategies.lowering.costs.kinds import (
     BlockKinds,
@@ -19,7 +20,6 @@ from meshwise.strategies.lowering.costs.kinds import (
     list_stage_runs,
 )
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
-from meshwise.strategies.memo import memoise, remember_latest
 from meshwise.strategies.plan.mesh import (
     DATA,
     EXPERT,

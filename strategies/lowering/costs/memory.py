@@ -1,19 +1,12 @@
-"""Memory of a plan on one rank: what stays for the whole step, and the peak that a schedule reaches.
+"""Memory on one rank: states that stay for the whole step, and what passes of blocks and stages keep and work in."""
 
-Part of what stays are buffers that a framework keeps besides states and activations.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, prod
+from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.compute import PRODUCTS
-from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import Category, MemoryChange
-from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare, host_states
-from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
     allocates_gradients,
@@ -21,11 +14,9 @@ from meshwise.strategies.lowering.costs.optimizer import (
     state_bytes,
     uses_ddp_buckets,
 )
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
-from meshwise.strategies.plan.framework import Framework
-from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.plan import SharedStates
 from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.schedules.schedule import ActionKind
 
 
 class StateCopies(NamedTuple):
@@ -93,6 +84,106 @@ def list_residents(
         *device_changes,
         *(MemoryChange(rank_class, category, size, host=True) for category, size in host_sizes.items() if size),
     )
+
+
+class BlockMemory(NamedTuple):
+    """Bytes of one microbatch of one block on one rank.
+
+    Parameters
+    ----------
+    kept_bytes
+        Held from forward to backward.
+    recomputed_bytes
+        Made again at the start of backward and held until its end; below 0 where gradients count from the start on
+        that are made only after activations are freed.
+    forward, backward
+        Held beyond those at the fullest moment of each pass.
+    deferred_bytes
+        Needed for the gradients of weights once those of inputs are made.
+    gradients
+        The part of ``deferred_bytes`` that exists only then: gradients of outputs of operators with weights.
+    inputs, weights
+        Where backward is split, held beyond those at the fullest moment of each part; ``weights`` may be below 0 as
+        ``recomputed_bytes`` may.
+    loss, loss_inputs
+        The parts of ``backward`` and of ``inputs`` that exist only during the backward of a loss, which comes first.
+    lost_bytes
+        The part of ``deferred_bytes`` that a stage frees when the gradients of its inputs are made.
+    """
+
+    kept_bytes: int
+    recomputed_bytes: int
+    forward: int
+    backward: int
+    deferred_bytes: int = 0
+    gradients: int = 0
+    inputs: int = 0
+    weights: int = 0
+    loss: int = 0
+    loss_inputs: int = 0
+    lost_bytes: int = 0
+
+    def changes(self, kind: ActionKind) -> tuple[int, int]:
+        """Return the bytes that a pass takes at its start and gives back at its end, besides `working_bytes`."""
+        if kind is ActionKind.FORWARD:
+            return self.kept_bytes, 0
+        if kind is ActionKind.WEIGHT:
+            early_bytes = min(self.weights, 0)
+            return early_bytes, early_bytes + self.deferred_bytes
+        if kind is ActionKind.BACKWARD:
+            return self.recomputed_bytes, self.recomputed_bytes + self.kept_bytes
+        acquired_bytes = max(self.recomputed_bytes, 0) + self.gradients
+        return acquired_bytes, acquired_bytes + self.kept_bytes - self.deferred_bytes
+
+    def with_late_gradients(self) -> "BlockMemory":
+        """Return the memory where a split backward makes all gradients with those of weights."""
+        weights = self.recomputed_bytes + self.backward
+        return self._replace(
+            deferred_bytes=self.kept_bytes,
+            gradients=-max(self.recomputed_bytes, 0),
+            inputs=0,
+            weights=weights,
+            loss_inputs=0,
+            lost_bytes=0,
+        )
+
+    def with_kept_graph(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
+        """Return the memory as `with_buffers` does, where a split backward gives nothing back before its end."""
+        memory, gradients = self.with_buffers(received_bytes, sent_bytes), max(self.gradients - sent_bytes, 0)
+        return memory._replace(
+            gradients=gradients,
+            deferred_bytes=self.deferred_bytes
+            - min(received_bytes, self.kept_bytes)
+            + gradients
+            - self.gradients
+            + sent_bytes,
+        )
+
+    def with_buffers(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
+        """Return the memory where received bytes lie in a buffer, and sent bytes stay until backward."""
+        backward, inputs = max(self.backward - sent_bytes, 0), max(self.inputs - sent_bytes, 0)
+        return self._replace(
+            kept_bytes=max(self.kept_bytes - received_bytes, 0) + sent_bytes,
+            forward=max(self.forward - sent_bytes, 0),
+            backward=backward,
+            inputs=inputs,
+            loss=min(self.loss, backward),
+            loss_inputs=min(self.loss_inputs, inputs),
+        )
+
+    def working_bytes(self, kind: ActionKind) -> int:
+        """Return the bytes that a pass holds at its fullest moment beyond those it takes."""
+        if kind is ActionKind.FORWARD:
+            return self.forward
+        if kind is ActionKind.BACKWARD:
+            return self.backward
+        return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
+
+    def loss_bytes(self, kind: ActionKind) -> int:
+        """Return the part of `working_bytes` that a pass frees before it reads parameters."""
+        if kind is ActionKind.BACKWARD:
+            return self.loss
+        return self.loss_inputs if kind is ActionKind.INPUT else 0
 
 
 class StageMemory(NamedTuple):
@@ -230,58 +321,6 @@ class Boundary(NamedTuple):
         return [(leading_memory, 1), *([(first_memory, count - 1)] if count > 1 else []), *other_rows]
 
 
-class BlockBuffers(NamedTuple):
-    """What a block asks a framework to keep on a rank.
-
-    Parameters
-    ----------
-    dummy_gradients
-        The bytes of a gradient of a weight that nothing reads, by the rows and columns of the weight.
-    gathered_bytes
-        The buffer for the gathered input of the last product.
-    has_grouped, has_others
-        Whether it has products of experts, and products outside the framework's own layers.
-    """
-
-    dummy_gradients: Mapping[tuple[int, int], int]
-    gathered_bytes: int
-    has_grouped: bool
-    has_others: bool
-
-
-def find_block_buffers(liveness: Liveness) -> BlockBuffers:
-    """Return the buffers that a block asks its framework to keep."""
-    layout, framework = liveness.layout, liveness.framework
-    score_names = {
-        name for operator in layout.block.operators if operator.kind is OperatorKind.TOP_K for name in operator.inputs
-    }
-    products = [operator for operator in layout.block.operators if operator.kind in PRODUCTS and operator.parameters]
-    routers = [operator for operator in products if operator.outputs[0] in score_names]
-    last_products = [operator for operator in products if liveness.is_last_product(operator)]
-    dummy_gradients = (
-        dict(_find_weight_shape(layout, operator) for operator in products if operator not in routers)
-        if framework.dummy_gradients
-        else {}
-    )
-    gathered_bytes = (
-        max((liveness.gathered_input_bytes(operator) for operator in last_products), default=0)
-        if framework.gather_buffer
-        else 0
-    )
-    has_grouped = any(operator.kind is OperatorKind.GROUPED_MATMUL for operator in products)
-    return BlockBuffers(dummy_gradients, gathered_bytes, has_grouped, bool(routers or last_products))
-
-
-def _find_weight_shape(layout: BlockLayout, operator: Operator) -> tuple[tuple[int, int], int]:
-    """Return the rows and columns of a rank's share of a product's weight, of one expert's if many, and its bytes."""
-    tensor = layout.block.tensor[operator.parameters[0]]
-    sizes = dict(zip(tensor.dims, layout.parameter_shape(tensor), strict=True))
-    sizes.pop(EXPERTS, None)
-    columns = prod(size for dim, size in sizes.items() if dim in operator.reduced)
-    rows = prod(sizes.values()) // columns
-    return (rows, columns), rows * columns * ITEMSIZE[tensor.dtype]
-
-
 def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int) -> int:
     """Return the bytes of the flat gradient buffer that is summed after the last backward.
 
@@ -293,32 +332,3 @@ def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int)
         return 0
     num_shard_elements = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
     return (parameters + num_shard_elements) * training.gradient_bytes
-
-
-def count_buffer_bytes(
-    framework: Framework, blocks: Iterable[BlockBuffers], boundaries: Sequence[Boundary], microbatches: int
-) -> int:
-    """Return the bytes that a framework keeps on a rank for its blocks.
-
-    Parameters
-    ----------
-    boundaries
-        The boundaries of every stage of the rank.
-    microbatches
-        Microbatches of a step.
-    """
-    block_list = list(blocks)
-    dummy_gradients: dict[tuple[int, int], int] = {}
-    for block in block_list:
-        dummy_gradients |= block.dummy_gradients
-    # Dummy gradients are shared by weights of one shape, and the gathered input by all blocks.
-    size = (
-        sum(dummy_gradients.values())
-        + max((block.gathered_bytes for block in block_list), default=0)
-        + framework.workspace
-    )
-    size += framework.grouped_workspace * any(block.has_grouped for block in block_list)
-    size += framework.other_workspace * any(block.has_others for block in block_list)
-    if framework.buffers_every_microbatch:
-        return size + microbatches * sum(boundary.received_bytes + boundary.sent_bytes for boundary in boundaries)
-    return size + max((boundary.received_bytes for boundary in boundaries), default=0)

@@ -26,114 +26,14 @@ from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
+from meshwise.strategies.lowering.costs.memory import BlockMemory
 from meshwise.strategies.lowering.costs.operator import defers
 from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
-from meshwise.strategies.schedules.schedule import ActionKind
 
 _HEAVY_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
 """Kinds of operators whose results stay for operators that are not recomputed."""
-
-
-class BlockMemory(NamedTuple):
-    """Bytes of one microbatch of one block on one rank.
-
-    Parameters
-    ----------
-    kept_bytes
-        Held from forward to backward.
-    recomputed_bytes
-        Made again at the start of backward and held until its end; below 0 where gradients count from the start on
-        that are made only after activations are freed.
-    forward, backward
-        Held beyond those at the fullest moment of each pass.
-    deferred_bytes
-        Needed for the gradients of weights once those of inputs are made.
-    gradients
-        The part of ``deferred_bytes`` that exists only then: gradients of outputs of operators with weights.
-    inputs, weights
-        Where backward is split, held beyond those at the fullest moment of each part; ``weights`` may be below 0 as
-        ``recomputed_bytes`` may.
-    loss, loss_inputs
-        The parts of ``backward`` and of ``inputs`` that exist only during the backward of a loss, which comes first.
-    lost_bytes
-        The part of ``deferred_bytes`` that a stage frees when the gradients of its inputs are made.
-    """
-
-    kept_bytes: int
-    recomputed_bytes: int
-    forward: int
-    backward: int
-    deferred_bytes: int = 0
-    gradients: int = 0
-    inputs: int = 0
-    weights: int = 0
-    loss: int = 0
-    loss_inputs: int = 0
-    lost_bytes: int = 0
-
-    def changes(self, kind: ActionKind) -> tuple[int, int]:
-        """Return the bytes that a pass takes at its start and gives back at its end, besides `working_bytes`."""
-        if kind is ActionKind.FORWARD:
-            return self.kept_bytes, 0
-        if kind is ActionKind.WEIGHT:
-            early_bytes = min(self.weights, 0)
-            return early_bytes, early_bytes + self.deferred_bytes
-        if kind is ActionKind.BACKWARD:
-            return self.recomputed_bytes, self.recomputed_bytes + self.kept_bytes
-        acquired_bytes = max(self.recomputed_bytes, 0) + self.gradients
-        return acquired_bytes, acquired_bytes + self.kept_bytes - self.deferred_bytes
-
-    def with_late_gradients(self) -> "BlockMemory":
-        """Return the memory where a split backward makes all gradients with those of weights."""
-        weights = self.recomputed_bytes + self.backward
-        return self._replace(
-            deferred_bytes=self.kept_bytes,
-            gradients=-max(self.recomputed_bytes, 0),
-            inputs=0,
-            weights=weights,
-            loss_inputs=0,
-            lost_bytes=0,
-        )
-
-    def with_kept_graph(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
-        """Return the memory as `with_buffers` does, where a split backward gives nothing back before its end."""
-        memory, gradients = self.with_buffers(received_bytes, sent_bytes), max(self.gradients - sent_bytes, 0)
-        return memory._replace(
-            gradients=gradients,
-            deferred_bytes=self.deferred_bytes
-            - min(received_bytes, self.kept_bytes)
-            + gradients
-            - self.gradients
-            + sent_bytes,
-        )
-
-    def with_buffers(self, received_bytes: int, sent_bytes: int) -> "BlockMemory":
-        """Return the memory where received bytes lie in a buffer, and sent bytes stay until backward."""
-        backward, inputs = max(self.backward - sent_bytes, 0), max(self.inputs - sent_bytes, 0)
-        return self._replace(
-            kept_bytes=max(self.kept_bytes - received_bytes, 0) + sent_bytes,
-            forward=max(self.forward - sent_bytes, 0),
-            backward=backward,
-            inputs=inputs,
-            loss=min(self.loss, backward),
-            loss_inputs=min(self.loss_inputs, inputs),
-        )
-
-    def working_bytes(self, kind: ActionKind) -> int:
-        """Return the bytes that a pass holds at its fullest moment beyond those it takes."""
-        if kind is ActionKind.FORWARD:
-            return self.forward
-        if kind is ActionKind.BACKWARD:
-            return self.backward
-        return self.inputs if kind is ActionKind.INPUT else max(self.weights, 0)
-
-    def loss_bytes(self, kind: ActionKind) -> int:
-        """Return the part of `working_bytes` that a pass frees before it reads parameters."""
-        if kind is ActionKind.BACKWARD:
-            return self.loss
-        return self.loss_inputs if kind is ActionKind.INPUT else 0
 
 
 def find_recomputed_operators(block: Block, recompute_choice: LayerRecompute) -> tuple[Operator, ...]:

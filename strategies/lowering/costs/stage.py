@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.lowering.costs.block import BlockWork, BlockWorks
+from meshwise.strategies.lowering.costs.buffers import count_buffer_bytes
 from meshwise.strategies.lowering.costs.keys import CutKey, KeyMaker, PassKey, PlanKeys, RunKey, StageKey
 from meshwise.strategies.lowering.costs.kinds import StageKinds
-from meshwise.strategies.lowering.costs.memory import Boundary, StageMemory, count_buffer_bytes, stage_memory
+from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.costs.weights import factored_share, find_tied_parameters
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, Microbatch
 from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.plan import Plan, StateKey

@@ -16,6 +16,7 @@ from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import measured_time
 from meshwise.simulator.collectives.traffic import Phase
 from meshwise.simulator.interconnect.interconnect import Interconnect, interconnect
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray, RankClass
 from meshwise.strategies.lowering.rank_classes.placement import GroupLoads, PlacedMesh
 from meshwise.strategies.lowering.rank_classes.refinement import (
@@ -29,7 +30,6 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     quantise,
     refine,
 )
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, list_data_ranks
 
 

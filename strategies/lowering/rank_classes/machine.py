@@ -14,11 +14,11 @@ from meshwise.simulator.collectives.choose import measured_time
 from meshwise.simulator.engine.flows import ticks_at
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import Background, Flow
 from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, PhaseRow
 from meshwise.strategies.lowering.rank_classes.placement import tenant_kind
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, PASS_AXES, tied_kind
 
 

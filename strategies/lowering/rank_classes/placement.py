@@ -22,6 +22,7 @@ from meshwise.simulator.interconnect.links import Parts
 from meshwise.simulator.interconnect.routes import Routes
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.lowering.rank_classes.refinement import (
     Colours,
@@ -31,7 +32,6 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     combine_mixed,
     quantise,
 )
-from meshwise.strategies.memo import memoise
 from meshwise.strategies.plan.mesh import (
     BACKWARD,
     CONTEXT,
