@@ -14,7 +14,7 @@ backward; a tensor that several operators save is counted with the first of them
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import Block, Operator
 from meshwise.strategies.lowering.costs.keys import RunKey
 from meshwise.strategies.lowering.costs.liveness import Liveness
@@ -88,6 +89,15 @@ class Setting:
         return self.machine.rank(0)
 
     @cached_property
+    def _operators(self) -> dict[tuple[str, str], tuple[Block, Operator]]:
+        blocks = self.problem.graph.blocks
+        return {(block.name, operator.name): (block, operator) for block in blocks for operator in block.operators}
+
+    def find_operator(self, block: str, name: str) -> tuple[Block, Operator]:
+        """Return a block and an operator of it by their names."""
+        return self._operators[block, name]
+
+    @cached_property
     def run(self) -> RunKey:
         """How the passes of the plan run."""
         return self.costs.find_keys(self.plan).run
@@ -123,16 +133,14 @@ class NodeCosts:
     """The costs of the choices of single operators, cached: copies of a block cost the same."""
 
     setting: Setting
-    _columns: dict[tuple[str, tuple[OperatorSharding, ...]], Columns] = field(default_factory=dict)
 
-    def compute_columns(self, block: Block, operator: Operator, options: tuple[OperatorSharding, ...]) -> Columns:
-        """Return the ticks, the kept bytes and the transient bytes of each choice of an operator."""
-        key = (f"{block.name}.{operator.name}", options)
-        if key not in self._columns:
-            rows = [self._compute_choice(block, operator, sharding) for sharding in options]
-            ticks, kept_bytes, transient_bytes = np.array(rows, dtype=np.int64).T.copy()
-            self._columns[key] = ticks, kept_bytes, transient_bytes
-        return self._columns[key]
+    @memoise
+    def compute_columns(self, block_name: str, name: str, options: tuple[OperatorSharding, ...]) -> Columns:
+        """Return the ticks, the kept bytes and the transient bytes of each choice of an operator of a block."""
+        block, operator = self.setting.find_operator(block_name, name)
+        rows = [self._compute_choice(block, operator, sharding) for sharding in options]
+        ticks, kept_bytes, transient_bytes = np.array(rows, dtype=np.int64).T.copy()
+        return ticks, kept_bytes, transient_bytes
 
     def _compute_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> tuple[int, int, int]:
         check_deadline()
@@ -248,7 +256,6 @@ class EdgeCosts:
     """The costs of redistributions, cached by the operators and their choices."""
 
     setting: Setting
-    _tables: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
 
     @cached_property
     def _whole_layouts(self) -> dict[str, BlockLayout]:
@@ -261,46 +268,49 @@ class EdgeCosts:
         no operator makes, such as an input of the model, has the layout of its first reader.
         """
         result = []
-        block_sources: list[_Source | None] = []  # by position; a tensor that nobody has read yet has no layout
         node = 0
+        block_sources: list[tuple[int, _Source] | None] = []  # by position; a tensor that nobody has read has no layout
         for _, block in self.setting.problem.graph.occurrences:
             input_sources = zip(block.inputs, block_sources, strict=False)
             # the next block may have other names for a tensor's dims
             sources = {
-                name: source._replace(dims=block.tensor[name].dims)
-                for name, source in input_sources
-                if source is not None
+                name: (entry[0], entry[1]._replace(dims=block.tensor[name].dims))
+                for name, entry in input_sources
+                if entry is not None
             }
             for operator in block.operators:
                 for name in dict.fromkeys(operator.inputs):
                     if name in sources:
-                        times = self._find_times(sources[name], options, block, operator, name, options[node])
+                        source_node, source = sources[name]
+                        site = options[source_node], block.name, operator.name, name, options[node]
+                        times = self._find_times(source, *site)
                         if times.any():
-                            result.append(Edge(sources[name].node, node, times))
+                            result.append(Edge(source_node, node, times))
                     else:
-                        sources[name] = _Source(node, block, operator, name, block.tensor[name].dims, is_reader=True)
+                        dims = block.tensor[name].dims
+                        sources[name] = node, _Source(block.name, operator.name, name, dims, is_reader=True)
                 for name in operator.outputs:
-                    sources[name] = _Source(node, block, operator, name, block.tensor[name].dims)
+                    sources[name] = node, _Source(block.name, operator.name, name, block.tensor[name].dims)
                 node += 1
             block_sources = [sources.get(name) for name in block.outputs]
         return result
 
+    @memoise
     def _find_times(
         self,
         source: "_Source",
-        options: tuple[tuple[OperatorSharding, ...], ...],
-        block: Block,
-        reader: Operator,
+        source_options: tuple[OperatorSharding, ...],
+        block_name: str,
+        reader_name: str,
         name: str,
         reader_options: tuple[OperatorSharding, ...],
     ) -> IntArray:
-        source_key = (source.block.name, source.operator.name, *source[3:], options[source.node])
-        key = (*source_key, block.name, reader.name, name, reader_options)
-        if key not in self._tables:
-            source_specs = [source.build_spec(sharding) for sharding in options[source.node]]
-            readings = [self._build_reading(block, reader, name, sharding) for sharding in reader_options]
-            self._tables[key] = self._compute_times(block, reader, name, source_specs, readings)
-        return self._tables[key]
+        """Return the ticks of redistributing a tensor from every choice of a source to every choice of a reader."""
+        source_operator = self.setting.find_operator(source.block, source.operator)
+        source_specs = [source.build_spec(*source_operator, sharding) for sharding in source_options]
+        block, reader = self.setting.find_operator(block_name, reader_name)
+        readings = [self._build_reading(block, reader, name, sharding) for sharding in reader_options]
+        return self._compute_times(block, reader, name, source_specs, readings)
 
     def _build_reading(self, block: Block, operator: Operator, name: str, sharding: OperatorSharding) -> _Reading:
         check_deadline()
@@ -356,20 +366,20 @@ class EdgeCosts:
 class _Source(NamedTuple):
     """The operator that makes a tensor, or with ``is_reader`` the first reader of one that no operator makes.
 
-    ``name`` is the tensor's name in the operator's block, ``dims`` are the names of its dims where it is read next.
+    ``block`` and ``operator`` are names, ``name`` is the tensor's name in that block, and ``dims`` are the names of its
+    dims where it is read next.
     """
 
-    node: int
-    block: Block
-    operator: Operator
+    block: str
+    operator: str
     name: str
     dims: tuple[str, ...]
     is_reader: bool = False
 
-    def build_spec(self, sharding: OperatorSharding) -> ShardingSpec:
+    def build_spec(self, block: Block, operator: Operator, sharding: OperatorSharding) -> ShardingSpec:
         """Return the layout in which the source has the tensor if its operator is cut by ``sharding``."""
-        tensor = self.block.tensor[self.name]
-        spec = sharding.find_kept_spec(tensor) if self.is_reader else sharding.find_output_spec(self.operator, tensor)
+        tensor = block.tensor[self.name]
+        spec = sharding.find_kept_spec(tensor) if self.is_reader else sharding.find_output_spec(operator, tensor)
         dim_names = dict(zip(tensor.dims, self.dims, strict=False))
         return ShardingSpec(tuple((dim_names[dim], axes) for dim, axes in spec.cuts if dim in dim_names), spec.partial)
 
@@ -480,7 +490,7 @@ def compute_operator_costs(
         options.append(shardings if choice_filter is None else choice_filter(node.name, shardings))
     choices, node_costs = tuple(options), NodeCosts(setting)
     columns = [
-        node_costs.compute_columns(node.block, node.operator, shardings)
+        node_costs.compute_columns(node.block.name, node.operator.name, shardings)
         for node, shardings in zip(nodes, choices, strict=True)
     ]
     times, kept_bytes, transient_bytes = (list(column) for column in zip(*columns, strict=True))

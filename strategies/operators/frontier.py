@@ -8,12 +8,13 @@ halved, the one with the least bound first; a single level is solved by an exact
 """
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.operators.bucket_elimination import MAX_SWEEP_ENTRIES, Buckets, Price, Sweep, build_buckets
 from meshwise.strategies.operators.cost_graph import (
     MAX_SUM,
@@ -113,7 +114,6 @@ class Relaxation:
 
     graph: CostGraph
     buckets: Buckets
-    _limited_graphs: dict[int, LimitedGraph] = field(default_factory=dict)
 
     @cached_property
     def levels(self) -> IntArray:
@@ -139,20 +139,19 @@ class Relaxation:
             scale *= 2
         return Price(min(max_price, scale * ticks // num_bytes), scale)
 
+    @memoise
     def limit_graph(self, level: int) -> LimitedGraph:
         """Return the graph without choices above ``level`` transient bytes."""
-        if level not in self._limited_graphs:
-            graph, nodes, classes = self.graph, self.buckets.nodes, self.buckets.classes
-            allowed_choices = {number: np.flatnonzero(graph.transient_bytes[node] <= level) for node, number in nodes}
-            edges = (graph.edges[index] for index, _ in self.buckets.edges)
-            self._limited_graphs[level] = LimitedGraph(
-                self.buckets,
-                allowed_choices,
-                tuple(graph.times[node][allowed_choices[number]] for node, number in nodes),
-                tuple(graph.kept_bytes[node][allowed_choices[number]] for node, number in nodes),
-                tuple(times[np.ix_(*(allowed_choices[classes[end]] for end in ends))] for *ends, times in edges),
-            )
-        return self._limited_graphs[level]
+        graph, nodes, classes = self.graph, self.buckets.nodes, self.buckets.classes
+        allowed_choices = {number: np.flatnonzero(graph.transient_bytes[node] <= level) for node, number in nodes}
+        edges = (graph.edges[index] for index, _ in self.buckets.edges)
+        return LimitedGraph(
+            self.buckets,
+            allowed_choices,
+            tuple(graph.times[node][allowed_choices[number]] for node, number in nodes),
+            tuple(graph.kept_bytes[node][allowed_choices[number]] for node, number in nodes),
+            tuple(times[np.ix_(*(allowed_choices[classes[end]] for end in ends))] for *ends, times in edges),
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

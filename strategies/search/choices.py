@@ -21,6 +21,7 @@ import numpy as np
 
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, operator_time
+from meshwise.simulator.memo import HashedTuple, memoise
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import build_mesh
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group, select_passes, select_states
@@ -185,13 +186,9 @@ class Choices:
         self.is_mixed = len(set(problem.cluster.device_kinds.tolist())) > 1
         dims = (dim for block in self.graph.blocks for operator in block.operators for dim, _ in operator.dims)
         self._has_experts = EXPERTS in dims
-        self._legal_cuts: dict[tuple[object, ...], bool] = {}
         self._schedules: dict[tuple[object, ...], tuple[ScheduleChoice, ...]] = {}
-        self._passes: dict[tuple[object, ...], tuple[StepDecisions, ...]] = {}
         self._states: dict[tuple[object, ...], tuple[StepDecisions, ...]] = {}
-        self._masks: dict[tuple[object, ...], np.ndarray] = {}
         self._num_layouts: dict[tuple[object, ...], int] = {}
-        self._stage_layers: dict[tuple[int, str | tuple[int, ...]], tuple[int, ...]] = {}
         self._allowed_offloads = self._list_offloadings()
         self._answers = None if space.accepts is None else Answers(space.accepts.list_rules(problem))
         self._operator_choices = self._list_operator_choices()
@@ -374,15 +371,13 @@ class Choices:
     def _is_legal_cut(self, layout: Layout) -> bool:
         """Return whether no axis cuts a dim that it must not cut."""
         # rules about cuts do not depend on data and pipeline, so the probe has the least that they can be
-        key = tuple(getattr(layout, name) for name in CUT_DECISIONS)
-        if key not in self._legal_cuts:
-            probe = Layout(
-                data=layout.expert, microbatch=layout.tensor_rows, **dict(zip(CUT_DECISIONS, key, strict=True))
-            )
-            self._legal_cuts[key] = all(
-                violation.field not in CUT_DECISIONS for violation in violations(self.problem, probe)
-            )
-        return self._legal_cuts[key]
+        cuts = {name: getattr(layout, name) for name in CUT_DECISIONS}
+        return self._is_legal_probe(Layout(data=layout.expert, microbatch=layout.tensor_rows, **cuts))
+
+    @memoise
+    def _is_legal_probe(self, probe: Layout) -> bool:
+        """Return whether a layout breaks no rule about cuts."""
+        return all(violation.field not in CUT_DECISIONS for violation in violations(self.problem, probe))
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -529,15 +524,14 @@ class Choices:
 
     def _count_layers(self, num_stages: int, division: str | tuple[int, ...]) -> tuple[int, ...]:
         """Return the number of layers of every stage."""
-        if isinstance(division, tuple):
-            return division
-        if (num_stages, division) not in self._stage_layers:
-            layers = {name for name, block in self.graph.occurrences if block.layer}
-            stages = partition_layers(self.graph, num_stages, division)
-            self._stage_layers[num_stages, division] = tuple(
-                sum(name in layers for name in stage.blocks) for stage in stages
-            )
-        return self._stage_layers[num_stages, division]
+        return division if isinstance(division, tuple) else self._divide_layers(num_stages, division)
+
+    @memoise
+    def _divide_layers(self, num_stages: int, division: str) -> tuple[int, ...]:
+        """Return the number of layers of every stage of a division by name."""
+        layers = {name for name, block in self.graph.occurrences if block.layer}
+        stages = partition_layers(self.graph, num_stages, division)
+        return tuple(sum(name in layers for name in stage.blocks) for stage in stages)
 
     def list_values(self, name: str) -> tuple[Any, ...]:
         """Return the values of a decision: its limit, or without one the values of the space's extent."""
@@ -562,20 +556,25 @@ class Choices:
             for name in _PASS_NAMES
         )
         runs_whole = not rule.splits_backward and rule.pairs is list_no_pairs and not rule.is_asynchronous
-        key = (counts, flag_values, runs_whole, layout.pipeline)
-        if key not in self._passes:
-            activation_choices = self._list_activations(counts, layout.pipeline) if runs_whole else ((),)
-            self._passes[key] = tuple(
-                StepDecisions(
-                    recompute=recompute,
-                    offload=Offloading(activations=activations),
-                    **dict(zip(_PASS_NAMES, flags, strict=True)),
-                )
-                for recompute, *flags, activations in product(
-                    self._list_recomputes(max(counts)), *flag_values, activation_choices
-                )
+        return self._build_passes(counts, flag_values, runs_whole, layout.pipeline)
+
+    @memoise
+    def _build_passes(
+        self, counts: tuple[int, ...], flag_values: tuple[tuple[Any, ...], ...], runs_whole: bool, pipeline: int
+    ) -> tuple[StepDecisions, ...]:
+        """Return how passes of stages of so many layers may run; ``runs_whole`` where activations may be offloaded."""
+        activation_choices = self._list_activations(counts, pipeline) if runs_whole else ((),)
+        passes = (
+            StepDecisions(
+                recompute=recompute,
+                offload=Offloading(activations=activations),
+                **dict(zip(_PASS_NAMES, flags, strict=True)),
             )
-        return self._passes[key]
+            for recompute, *flags, activations in product(
+                self._list_recomputes(max(counts)), *flag_values, activation_choices
+            )
+        )
+        return HashedTuple(passes)
 
     def _list_recomputes(self, max_layers: int) -> tuple[StageRecompute, ...]:
         if self.space.recompute is not None:
@@ -631,7 +630,7 @@ class Choices:
                 values = {name: choices[:1] for name, choices in values.items()}
             values["offload"] = list(dict.fromkeys(replace(item, activations=()) for item in self._allowed_offloads))
             states = (StepDecisions(**dict(zip(values, choice, strict=True))) for choice in product(*values.values()))
-            self._states[key] = tuple(state for state in states if self._is_legal_state(layout, state))
+            self._states[key] = HashedTuple(state for state in states if self._is_legal_state(layout, state))
         return self._states[key]
 
     @cached_property
@@ -646,19 +645,17 @@ class Choices:
         member = replace(layout, **{name: getattr(state, name) for name in STATE_DECISIONS})
         return next(offload_violations(self.problem, member), None) is None
 
+    @memoise
     def _find_mask(self, passes: tuple[StepDecisions, ...], states: tuple[StepDecisions, ...]) -> np.ndarray:
         """Return the mask of a group: the rows and columns whose offload together the space allows."""
-        key = (id(passes), id(states))  # no id is reused, since the memos keep both tuples
-        if key not in self._masks:
-            allowed_offloads = set(self._allowed_offloads)
-            is_allowed = {
-                (activations, offload): replace(offload, activations=activations) in allowed_offloads
-                for activations in {choice.offload.activations for choice in passes}
-                for offload in {choice.offload for choice in states}
-            }
-            rows = [[is_allowed[choice.offload.activations, state.offload] for state in states] for choice in passes]
-            self._masks[key] = np.array(rows, dtype=np.bool_).reshape(len(passes), len(states))
-        return self._masks[key]
+        allowed_offloads = set(self._allowed_offloads)
+        is_allowed = {
+            (activations, offload): replace(offload, activations=activations) in allowed_offloads
+            for activations in {choice.offload.activations for choice in passes}
+            for offload in {choice.offload for choice in states}
+        }
+        rows = [[is_allowed[choice.offload.activations, state.offload] for state in states] for choice in passes]
+        return np.array(rows, dtype=np.bool_).reshape(len(passes), len(states))
 
     def _list_offloadings(self) -> tuple[Offloading, ...]:
         if self.space.offload is not None:
