@@ -18,8 +18,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "stages of naive adjoin, so that there are sends; the rest is for the checker of types",
     (
         "strategies/bounds/step_time.py",
-        "for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=True)",
-        "for parts in zip(last_reductions, replicated_sums, squares, step_ticks, gather, strict=(False))",
+        "columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=True)",
+        "columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=(False))",
     ): "all columns have an entry a position",
     (
         "strategies/lowering/rank_classes/placement.py",
@@ -203,18 +203,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "gradients leave whole with ZeRO 3 as with ZeRO 2",
     (
         "strategies/bounds/group_bounds.py",
-        "rank = self.costs.machine(plan).rank(0)",
-        "rank = self.costs.machine(plan).rank((-1))",
+        "rank, (passes, stages, _) = self.costs.machine(plan).rank(0), self.costs.find_keys(plan)",
+        "rank, (passes, stages, _) = self.costs.machine(plan).rank((-1)), self.costs.find_keys(plan)",
     ): "devices are alike where this is asked",
     (
         "strategies/bounds/group_bounds.py",
-        "self._compute_ticks[key] = sum(ticks[name] * n for name, n in runs), min(layers, default=0)",
-        "self._compute_ticks[key] = sum(ticks[name] * n for name, n in runs), min(layers, default=(1))",
+        "return sum(ticks[name] * n for name, n in runs), min(layers, default=0)",
+        "return sum(ticks[name] * n for name, n in runs), min(layers, default=(1))",
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
-        "self._compute_ticks[key] = sum(ticks[name] * n for name, n in runs), min(layers, default=0)",
-        "self._compute_ticks[key] = sum(ticks[name] * n for name, n in runs), min(layers, default=(-1))",
+        "return sum(ticks[name] * n for name, n in runs), min(layers, default=0)",
+        "return sum(ticks[name] * n for name, n in runs), min(layers, default=(-1))",
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
@@ -253,9 +253,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "both have an entry each",
     (
         "strategies/bounds/group_bounds.py",
-        "return _number_distinct(zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=True))",
-        "return _number_distinct("
-        "zip(self.costs.stage_kinds(plan).kind_of, boundaries, plan.positions, strict=(False)))",
+        "return _number_distinct(zip(stages.kinds.kind_of, boundaries, stages.positions, strict=True))",
+        "return _number_distinct(zip(stages.kinds.kind_of, boundaries, stages.positions, strict=(False)))",
     ): "both have an entry each",
     (
         "strategies/bounds/group_bounds.py",
@@ -294,8 +293,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "only differences of sums are read",
     (
         "strategies/bounds/group_bounds.py",
-        "for (cost, count), work_ticks, layer in zip(runs, works, layers, strict=True):",
-        "for (cost, count), work_ticks, layer in zip(runs, works, layers, strict=(False)):",
+        "for (block, count), work_ticks, layer in zip(runs, works, layers, strict=True):",
+        "for (block, count), work_ticks, layer in zip(runs, works, layers, strict=(False)):",
     ): "both have an entry each",
     (
         "strategies/bounds/group_bounds.py",
@@ -344,13 +343,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "without a flush hosts make whole updates",
     (
         "strategies/bounds/step_time.py",
-        "self._loads[key] = _PositionLoads(*zip(*positions, strict=True))",
-        "self._loads[key] = _PositionLoads(*zip(*positions, strict=(False)))",
+        "return _PositionLoads(*zip(*rows, strict=True))",
+        "return _PositionLoads(*zip(*rows, strict=(False)))",
     ): "all have an entry a position or a kind",
     (
         "strategies/bounds/step_time.py",
-        "forward, backward = (min(row[first_kind] for row in rows) for rows in zip(*pass_tables, strict=True))",
-        "forward, backward = (min(row[first_kind] for row in rows) for rows in zip(*pass_tables, strict=(False)))",
+        "forward, backward = (min(row[first_kind] for row in table) for table in zip(*pass_tables, strict=True))",
+        "forward, backward = (min(row[first_kind] for row in table) for table in zip(*pass_tables, strict=(False)))",
     ): "all have an entry a position or a kind",
     (
         "strategies/bounds/step_time.py",

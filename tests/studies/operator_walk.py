@@ -20,7 +20,7 @@ from meshwise.simulator.operator_graph import Operator
 from meshwise.simulator.units import format_size, format_time, to_seconds
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import BlockLayout, build_collectives
-from meshwise.strategies.lowering.costs.segments import chain_ticks
+from meshwise.strategies.lowering.timing import chain_ticks
 from meshwise.strategies.operators.choices import Pin, list_choices, list_cuttable_dims
 from meshwise.strategies.operators.cost_graph import Edge, Solution
 from meshwise.strategies.operators.costs import OperatorCosts, compute_operator_costs
@@ -203,12 +203,13 @@ class Walk:
         yield from _format_table(head, (self._redistribution(*layouts) for layouts in REDISTRIBUTIONS))
 
     def _redistribution(self, degrees: Degrees, source: ShardingSpec, target: ShardingSpec) -> tuple[str, ...]:
-        groups = StageCosts(self.problem).machine(build_operator_plan(self.problem, degrees, self.batch)).rank(0).groups
-        steps = build_collectives(self._layout(degrees), groups, "gelu", source, target)
+        costs, plan = StageCosts(self.problem), build_operator_plan(self.problem, degrees, self.batch)
+        clock = costs.clock(costs.machine(plan).rank(0))
+        steps = build_collectives(self._layout(degrees), "gelu", source, target)
         words = (f"{_format_kind(step.collective)} of {format_size(step.size)} along {step.axis}" for step in steps)
         mesh = " x ".join(f"{axis}({size})" for axis, size in degrees.items())
         text = ", ".join(words) or "none: each rank keeps its part"
-        return mesh, f"`{source}`", f"`{target}`", text, _format_ticks(chain_ticks(steps))
+        return mesh, f"`{source}`", f"`{target}`", text, _format_ticks(chain_ticks(clock.time_segments(steps)))
 
     def _layout(self, degrees: Degrees) -> BlockLayout:
         plan = build_operator_plan(self.problem, degrees, self.batch)

@@ -13,6 +13,7 @@ from meshwise.scenarios.intervals import Category, find_half_width
 from meshwise.scenarios.published.accuracy import Prediction
 from meshwise.scenarios.published.runs import build_run
 
+from ..scenarios.published.test_accuracy import ROW
 from .interval_calibration import (
     Residual,
     find_half_widths,
@@ -25,7 +26,6 @@ from .interval_calibration import (
     network_of,
     source_of,
 )
-from .test_accuracy import ROW
 
 RUNS = Path(__file__).parents[1] / "scenarios/published/fixtures/published_runs.jsonl"
 

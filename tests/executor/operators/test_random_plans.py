@@ -35,6 +35,7 @@ from meshwise.strategies.search.algorithms.operators import Frontier  # noqa: E4
 from meshwise.strategies.search.driver import search  # noqa: E402
 
 from ...examples import LONG  # noqa: E402
+from ...strategies.problems import find_block_cost, find_block_layout  # noqa: E402
 
 Ran = Counter[tuple[str, str, int]]
 Sent = Counter[tuple[int, int]]
@@ -147,7 +148,7 @@ def staged_plan(of: CapturedModule, staged: Staged, random: Random) -> Plan:
 def simulated(of: CapturedModule, small: Problem, plan: Plan) -> list[Ran]:
     """Return the collectives of a step at each position as they are simulated; ranks read their own part of data."""
     costs, ran = StageCosts(small), [Counter[tuple[str, str, int]]() for _ in range(plan.pipeline)]
-    rank, names = costs.machine(plan).rank(0), costs.blocks.block_kinds(plan).kind_names
+    names = costs.find_keys(plan).cut.kinds.kind_names
     stage_of = {block: at for at, stage in enumerate(plan.stages) for block in stage.blocks}
     crossing = 0
     for occurrence, block in of.graph.occurrences:
@@ -156,7 +157,7 @@ def simulated(of: CapturedModule, small: Problem, plan: Plan) -> list[Ran]:
         crossing = len(block.outputs)
         linear = [each for each in block.operators if each.kind is not OperatorKind.CONVOLUTION]
         first = {name for each in linear if own.isdisjoint(each.inputs) for name in each.parameters}
-        steps = costs.blocks.cost(plan, names[occurrence], rank).segments
+        steps = find_block_cost(costs, plan, names[occurrence]).work.segments
         # a linear layer that only reads data has no gradient of its input to make, for which its weight would be
         # gathered again; a convolution's weight is kept anyway
         backward = [s for s in steps.backward if not (s.collective is Collective.ALL_GATHER and s.tensor in first)]
@@ -252,7 +253,8 @@ def test_stages_compute_what_one_process_does_and_run_what_is_simulated(
 
 def without_gradient(costs: StageCosts, plan: Plan, stage: int) -> int:
     """Return the bytes that a stage sends of indices, of which nothing comes back: it is simulated as if they did."""
-    layout = costs.blocks.layout(plan, costs.blocks.block_kinds(plan).kind_names[plan.stages[stage].blocks[-1]])
+    kind_names = costs.find_keys(plan).cut.kinds.kind_names
+    layout = find_block_layout(costs, plan, kind_names[plan.stages[stage].blocks[-1]])
     crossing = [name for name in layout.block.outputs if not layout.block.tensor[name].has_gradient]
     return sum(layout.tensor_bytes(name, layout.produced_layouts[name].without_partial) for name in crossing)
 

@@ -10,7 +10,7 @@ from meshwise.scenarios.files.library import find_root
 from meshwise.scenarios.published.accuracy import load_runs, predict
 from meshwise.scenarios.published.runs import read_runs
 
-from ..studies.test_accuracy import ROW
+from ..published.test_accuracy import ROW
 
 
 def test_a_folder_of_pictures_is_written(tmp_path, capsys) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from meshwise.scenarios.published.runs import build_run
 
-from ..studies.test_accuracy import FIELDS, ROW, WORDS
+from .test_accuracy import FIELDS, ROW, WORDS
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

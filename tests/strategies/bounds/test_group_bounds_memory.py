@@ -21,7 +21,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import Action, ActionKind
 
-from ..problems import problem
+from ..problems import find_choice, problem
 
 PLAIN = StepDecisions(zero=0)
 PASSES = (
@@ -230,14 +230,15 @@ def test_of_parameters_on_hosts_only_what_forwards_keep_is_known(parameters: tup
 
 def away(case: Problem, plan: Plan, gone: Sequence[int]) -> list[StageMemory]:
     """Return what stages hold of whose first so many layers activations are on hosts, block by block."""
-    blocks, result = SimulatedCost(case).costs.blocks, []
+    costs, result = SimulatedCost(case).costs, []
+    keys, blocks = costs.find_keys(plan), costs.blocks
     for stage, left in zip(plan.stages, gone, strict=True):
         again = plan.recompute.layers if isinstance(plan.recompute, FirstLayers) else len(stage.blocks)
-        names = [blocks.block_kinds(plan).kind_names[name] for name in stage.blocks]
+        names = [keys.cut.kinds.kind_names[name] for name in stage.blocks]
         rows, layers = [], 0
         for name in names:
-            layer = blocks.block(plan, name).layer
-            memory = blocks.memory(plan, name, None if layers < again else Recompute.NONE)
+            layer = blocks.block(keys.cut, name).layer
+            memory = blocks.memory(keys.run, name, find_choice(plan) if layers < again else Recompute.NONE)
             rows.append((memory._replace(kept_bytes=0) if layer and layers < left else memory, 1))
             layers += layer
         result.append(stage_memory(rows))

@@ -1,6 +1,5 @@
-"""Memory: what the search is told is what the simulation reaches, and what the schedule holds."""
+"""Memory: what the search is told is what the simulation reaches."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,16 +10,14 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.memory import StageMemory, peak_activations, stage_memory
+from meshwise.strategies.lowering.costs.memory import stage_memory
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading
-from meshwise.strategies.schedules.schedule import ActionKind, Schedule
 
 from ..lowering.test_lower import Case, cases
 from ..problems import problem
-from ..schedules.test_schedule import schedules
 
 BYTES = st.integers(0, 9)
 
@@ -55,34 +52,6 @@ def test_each_position_must_fit_its_own_devices() -> None:
                 PlanMemory(StageCosts(replace(small, cluster=cluster))).fits(replace(plan, placement=placement))
             )
     assert fits == [True, False, False, True]
-
-
-def fullest(value: Schedule, rank: int, stages: Sequence[StageMemory]) -> int:
-    """Return the peak of one rank, action by action."""
-    held = peak = 0
-    for action in value.orders[rank]:
-        stage = stages[action.stage]
-        forward = action.kind is ActionKind.FORWARD
-        held += stage.kept_bytes if forward else 0
-        peak = max(peak, held + (stage.forward if forward else stage.backward))
-        held -= 0 if forward else stage.kept_bytes
-    return peak
-
-
-@given(schedules(), st.data())
-def test_the_peak_is_that_of_all_actions_in_order(value: Schedule, data: st.DataObject) -> None:
-    stages = [StageMemory(*data.draw(st.tuples(BYTES, BYTES, BYTES))) for _ in range(value.num_stages)]
-    plan = complete(problem(devices=1), Layout())
-    plan = replace(
-        plan,
-        mesh=replace(plan.mesh, axes=tuple(a._replace(size=value.num_ranks) for a in plan.mesh.axes[:1])),
-        schedule=value.name,
-        chunks=value.num_stages // value.num_ranks,
-        num_microbatches=value.num_microbatches,
-    )
-    assert plan.pipeline == value.num_ranks
-    expected = [fullest(value, rank, stages) for rank in range(value.num_ranks)]
-    assert peak_activations(plan, stages).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))

@@ -11,8 +11,7 @@ import pytest
 from meshwise.simulator.engine.compiled import installed
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.bounds import path_times as module
-from meshwise.strategies.bounds.path_times import find_path_times
+from meshwise.strategies.bounds.path_times import LongestPaths
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
@@ -32,6 +31,12 @@ from ..problems import IDEAL, problem
 def lowered(costs: StageCosts, plan: Plan) -> int:
     """Return the ticks of a plan's longest path by its program."""
     return int(finish_times(lower(costs.problem, plan, costs=costs))[1].max())
+
+
+def walked(costs: StageCosts, plan: Plan) -> int:
+    """Return the ticks of a plan's longest path without its program."""
+    (ticks,) = LongestPaths(costs).ticks([plan]).tolist()
+    return int(ticks)
 
 
 @cache
@@ -83,11 +88,11 @@ def funnel() -> Problem:
 def test_every_plan_of_a_space_at_once(small: Problem, numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("meshwise.strategies.bounds.longest_path.pays", "meshwise.strategies.bounds.longest_path.pays"):
         monkeypatch.setattr(name, lambda tasks: numba)
-    costs, plans = StageCosts(small), list(variants(small))
-    found = find_path_times(costs, plans)
-    assert found.tolist() == expected(small)
-    assert find_path_times(costs, plans[::-1]).tolist() == found[::-1].tolist()
-    assert len(set(found.tolist())) > len(plans) // 4  # they do differ
+    costs, plans = SimulatedCost(small), list(variants(small))
+    found = costs.list_path_ticks(plans)
+    assert found == expected(small)
+    assert costs.list_path_ticks(plans[::-1]) == found[::-1]
+    assert len(set(found)) > len(plans) // 4  # they do differ
 
 
 def test_stages_may_hand_on_different_sizes() -> None:
@@ -99,16 +104,20 @@ def test_stages_may_hand_on_different_sizes() -> None:
     )
     sent = [costs.boundary_bytes(plan, stage) for stage in range(3)]
     assert sent == [4 * 32 * 32, 4 * 32 * 16, 4 * 32 * 8]
-    assert find_path_times(costs, [plan]).tolist() == [lowered(costs, plan)]
+    assert walked(costs, plan) == lowered(costs, plan)
 
 
 def test_equal_nodes_need_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "lower", None)
+    monkeypatch.setattr("meshwise.strategies.cost_model.lower", None)
     alike = [plan for plan in variants(TIED) if not plan.offload and plan.gradient_reduction == "all_reduce"]
-    find_path_times(StageCosts(TIED), alike)  # a server's links are not those of the others
+    costs = SimulatedCost(TIED)
+    assert all(map(LongestPaths(costs.costs).walks, alike))
+    costs.list_path_ticks(alike)  # a server's links are not those of the others
     straggler = replace(TIED, cluster=replace(TIED.cluster, speeds=((3, 0.5),)))
+    plan = complete(straggler, Layout(pipeline=2, data=2, tensor=2))
+    assert not LongestPaths(StageCosts(straggler)).walks(plan)
     with pytest.raises(TypeError):
-        find_path_times(StageCosts(straggler), [complete(straggler, Layout(pipeline=2, data=2, tensor=2))])
+        SimulatedCost(straggler).list_path_ticks([plan])
 
 
 def test_longest_paths_lie_between_the_bound_and_the_simulation() -> None:
@@ -120,7 +129,8 @@ def test_longest_paths_lie_between_the_bound_and_the_simulation() -> None:
 
 
 def test_no_plans_take_no_time() -> None:
-    assert find_path_times(StageCosts(TIED), []).dtype == np.int64
+    assert LongestPaths(StageCosts(TIED)).ticks([]).dtype == np.int64
+    assert SimulatedCost(TIED).list_path_ticks([]) == []
 
 
 @pytest.mark.parametrize("rate", [1.0, 1e2])  # one pass takes more than 13 days; all of them together do
@@ -131,7 +141,9 @@ def test_work_that_takes_too_long_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match=r"at most|lie in"):
         lowered(costs, plan)
     with pytest.raises(ValueError, match=r"at most|lie in"):
-        find_path_times(costs, [plan])
+        walked(costs, plan)
+    with pytest.raises(ValueError, match=r"at most|lie in"):
+        SimulatedCost(small).list_path_ticks([plan])
 
 
 @pytest.mark.parametrize("name", [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous])
@@ -142,4 +154,4 @@ def test_every_schedule_has_the_longest_path_of_its_program(name: str, chunks: i
     if not list(violations(small, layout)):
         plan, costs = complete(small, layout), StageCosts(small)
         _, ends = finish_times(lower(small, plan, costs=costs))
-        assert find_path_times(costs, [plan]).tolist() == [int(ends.max())]
+        assert SimulatedCost(small).list_path_ticks([plan]) == [int(ends.max())]

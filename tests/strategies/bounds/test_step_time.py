@@ -8,8 +8,8 @@ from meshwise.simulator.engine import step_time
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from meshwise.strategies.bounds.step_time import StepBounds, least_step_time
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import lower
-from meshwise.strategies.lowering.costs.stage import Machine, StageCosts
+from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.rank_classes.machine import Machine
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
@@ -215,7 +215,7 @@ def test_a_host_that_has_parameters_reads_gradients_and_steps_as_they_come(
     small = problem(devices=2)
     small = replace(small, training=replace(small.training, gradient_clipping=clipped))
     bounds, plan, machine = machine_of(small, Layout(pipeline=2, offload=Offloading(WHOLE_FRACTION, parameters)))
-    assert bounds.tails(plan, machine) == [sum(bounds.durations.ending_ticks(plan, machine).norm)] * 2
+    assert bounds.tails(plan, machine) == (sum(bounds.durations.ending_ticks(plan, machine).norm),) * 2
 
 
 def test_a_rank_without_states_on_its_host_is_not_waited_for() -> None:
@@ -226,7 +226,7 @@ def test_a_rank_without_states_on_its_host_is_not_waited_for() -> None:
         tails.append(bounds.tails(plan, machine))
     whole, first, second = tails
     assert whole[1] > whole[0] > 0
-    assert (first, second) == ([whole[0], 0], [0, whole[1]])
+    assert (first, second) == ((whole[0], 0), (0, whole[1]))
 
 
 V = "0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1 \n 1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1"
@@ -246,7 +246,7 @@ def test_of_written_orders_the_first_stage_reduces_last_and_of_split_ones_any(
         last = [row[-1] for row in ending.bucket_reductions]
         least = [min(last[0], last[3]), min(last[1], last[2])] if schedule == SPLIT_V else last[:2]
         after = zip(least, ending.optimizer, ending.gather, strict=True)
-        assert bounds.tails(plan, machine) == list(map(sum, after))
+        assert bounds.tails(plan, machine) == tuple(map(sum, after))
 
 
 def test_where_stages_are_anywhere_only_what_a_rank_does_counts() -> None:
@@ -275,8 +275,8 @@ def test_of_several_stages_a_rank_the_first_fills_and_drains_and_all_are_work(st
 def test_passes_in_pairs_wait_for_no_reduction() -> None:
     layout = Layout(data=2, pipeline=2, schedule="dualpipev", chunks=2, zero=3)
     bounds, plan, machine = machine_of(problem(devices=4), layout)
-    assert bounds.reduction_waits(plan, machine) == [0, 0]
-    assert bounds.reduction_waits(replace(plan, zero=0), machine) == [0, 0]
+    assert bounds.reduction_waits(plan, machine) == (0, 0)
+    assert bounds.reduction_waits(replace(plan, zero=0), machine) == (0, 0)
 
 
 def test_of_passes_in_pairs_the_slowest_rank_says_what_a_microbatch_takes() -> None:

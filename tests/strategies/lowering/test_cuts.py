@@ -10,7 +10,7 @@ from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.lower import _LoweredPasses, _StepLowering
 
-from ...plans import Case, any_cases
+from ..plans import Case, any_cases
 
 
 def same(one: Program, other: Program) -> None:

@@ -14,8 +14,8 @@ from meshwise.simulator.program import Program, StreamKind, TaskKind
 from meshwise.simulator.units import to_seconds
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.optimizer import optimizer_ticks
-from meshwise.strategies.lowering.costs.stage import StageCost
+from meshwise.strategies.lowering.stage_costs import StageCost
+from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout

@@ -14,8 +14,8 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, UPDATE_CHUNKS, Offloading, StepPlace
 from meshwise.strategies.plan.recomputation import Recompute
 
-from ...problems import problem
-from ..costs.test_offload import held, hosted, kept, load_parameters, run
+from ..problems import problem
+from .costs.test_offload import held, hosted, kept, load_parameters, run
 
 STATES, GRADIENT, PARAMETER = 12, 4, 2
 """Bytes of a parameter in bf16 with AdamW: fp32 main copy and two moments, fp32 gradient, itself."""

@@ -78,7 +78,7 @@ def test_every_plan_keeps_the_pins(name: str) -> None:
     result = search(OPERATOR_ALGORITHMS[name](), SMALL, space)
     assert result.trials
     for trial in result.trials:
-        kinds = StageCosts(SMALL).blocks.block_kinds(trial.plan)
+        kinds = StageCosts(SMALL).find_keys(trial.plan).cut.kinds
         kind = kinds.by_name[kinds.kind_names["layers.1"]]
         up = next(s for o, s in zip(kind.block.operators, kind.shardings, strict=True) if o.name == "up")
         assert up.cuts == (("hidden", (TENSOR,)),)

@@ -10,7 +10,8 @@ from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import build_arrivals, build_returns
-from meshwise.strategies.lowering.costs.segments import chain_ticks
+from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.timing import chain_ticks
 from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
@@ -18,7 +19,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import ShardingSpec
 
-from ..problems import problem
+from ..problems import find_block_layout, problem
 
 DEGREES = ({TENSOR: 6}, {TENSOR_ROWS: 2, TENSOR: 3}, {TENSOR_DEPTH: 2, TENSOR: 3})
 
@@ -49,9 +50,13 @@ def simulated(of: Problem, plan: Plan) -> int:
 def shared_redistributions(of: Problem, plan: Plan) -> int:
     """Return the ticks of redistributions that readers of one tensor in one layout share in the lowered step."""
     costs, total = StageCosts(of), 0
-    groups, names = costs.machine(plan).rank(0).groups, costs.blocks.block_kinds(plan).kind_names
+    clock, names = costs.clock(costs.machine(plan).rank(0)), costs.find_keys(plan).cut.kinds.kind_names
+
+    def count_ticks(moves: list[Segment]) -> int:
+        return chain_ticks(clock.time_segments(moves))
+
     for occurrence, block in of.graph.occurrences:
-        layout = costs.blocks.layout(plan, names[occurrence])
+        layout = find_block_layout(costs, plan, names[occurrence])
         for name in dict.fromkeys(each for operator in block.operators for each in operator.inputs):
             have = layout.produced_layouts[name]
             readers: dict[ShardingSpec, list[ShardingSpec]] = {}
@@ -61,10 +66,10 @@ def shared_redistributions(of: Problem, plan: Plan) -> int:
                     readers.setdefault(layout.input_layout(operator, name), []).append(gradient)
             for wanted, gradients in readers.items():
                 summed = dict.fromkeys(axis for each in gradients for axis in each.partial)
-                once = build_returns(layout, groups, name, ShardingSpec(wanted.cuts, tuple(summed)), have)
-                each = [build_returns(layout, groups, name, gradient, have) for gradient in gradients]
-                arriving = build_arrivals(layout, groups, name, have, wanted, sums_first=False)
-                total += (len(gradients) - 1) * chain_ticks(arriving) + sum(map(chain_ticks, each)) - chain_ticks(once)
+                once = build_returns(layout, name, ShardingSpec(wanted.cuts, tuple(summed)), have)
+                each = [build_returns(layout, name, gradient, have) for gradient in gradients]
+                arriving = build_arrivals(layout, name, have, wanted, sums_first=False)
+                total += (len(gradients) - 1) * count_ticks(arriving) + sum(map(count_ticks, each)) - count_ticks(once)
     return total * plan.num_microbatches
 
 

@@ -17,7 +17,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 
-from ..problems import problem
+from ..problems import find_block_cost, problem
 
 SEQUENCE, HIDDEN, FP32 = 32, 64, 4
 COUNT, TOP_K, WIDTH = 8, 2, 32
@@ -39,7 +39,7 @@ def test_tokens_go_to_their_experts_and_back(expert: int) -> None:
     # sequence, each top_k times: capacity 32 * 2 / 8 = 8 for each of 8 experts
     small = mixture()
     plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
-    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
+    steps = find_block_cost(costs, plan, "layers").work.segments
     sent = float(SEQUENCE * TOP_K * HIDDEN * FP32)
     for direction in (steps.forward, steps.backward):
         found = [(step.axis, step.collective, step.size) for step in direction if step.collective is not None]
@@ -52,7 +52,7 @@ def test_a_tensor_rank_sends_its_part_of_the_tokens() -> None:
     small = mixture()
     layout = Layout(data=4, tensor=2, expert=4, sequence_parallel=True)
     plan, costs = complete(small, layout), StageCosts(small)
-    steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
+    steps = find_block_cost(costs, plan, "layers").work.segments
     found = [
         (step.axis, step.collective, step.size)
         for step in steps.forward
@@ -73,10 +73,10 @@ def test_experts_are_held_by_fewer_and_what_all_share_by_all(expert: int, zero: 
     # an expert of a gated layer: 3 * 64 * 32 elements; 8 of them over the expert ranks; the others summed over all
     small = mixture()
     plan, costs = complete(small, Layout(data=8, expert=expert, zero=zero)), StageCosts(small)
-    layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
+    layer = find_block_cost(costs, plan, "layers")
     own = COUNT // expert * 3 * HIDDEN * WIDTH
     assert layer.expert_parameters == (own if expert > 1 else 0)
-    whole = costs.blocks.cost(complete(small, Layout(data=8)), "layers", costs.machine(plan).rank(0)).parameters
+    whole = find_block_cost(costs, complete(small, Layout(data=8)), "layers").parameters
     assert layer.parameters == whole - (COUNT - COUNT // expert) * 3 * HIDDEN * WIDTH
     assert (plan.shards, plan.expert_shards) == (8, 8 // expert)
     # ZeRO shares each part over the ranks that hold it
@@ -93,8 +93,9 @@ def test_work_is_the_same_however_experts_are_spread() -> None:
 
     def computing(expert: int) -> int:
         plan, costs = complete(small, Layout(data=8, expert=expert)), StageCosts(small)
-        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
-        return sum(step.ticks for step in (*steps.forward, *steps.backward) if not step.tensor)
+        passes = find_block_cost(costs, plan, "layers").passes
+        steps = (*passes.forward.segments, *passes.backward.segments)
+        return sum(ticks for step, ticks in steps if not step.tensor)
 
     found = {computing(expert) for expert in (1, 2, 4)}
     assert max(found) == pytest.approx(min(found), rel=0.01)  # weights are read for fewer experts
@@ -108,14 +109,14 @@ def test_tokens_of_several_experts_are_sorted_after_each_exchange(
     # read and written once: 2 * 32 tokens * 2 * 64 * 4 bytes; a rank with one expert has nothing to sort
     small = mixture()
     plan, costs = complete(small, Layout(data=8, expert=expert, recompute=recompute)), StageCosts(small)
-    rank = costs.machine(plan).rank(0)
-    steps = costs.blocks.cost(plan, "layers", rank).segments
+    rank, passes = costs.machine(plan).rank(0), find_block_cost(costs, plan, "layers").passes
     moved = 2 * SEQUENCE * TOP_K * HIDDEN * FP32
     ticks = to_ticks(rank.accelerator.launch + moved / rank.accelerator.bandwidth(OperatorKind.PERMUTE))
-    for direction, passes in ((steps.forward, 1), (steps.backward, 1 if recompute is Recompute.NONE else 2)):
-        found = [step for step in direction if step.label.startswith("sort of ")]
-        assert [step.ticks for step in found] == [ticks] * sorts * passes
-    again = [step for step in steps.backward if step.kind is TaskKind.RECOMPUTE and step.label.startswith("sort")]
+    for direction, times in ((passes.forward, 1), (passes.backward, 1 if recompute is Recompute.NONE else 2)):
+        found = [taken for step, taken in direction.segments if step.label.startswith("sort of ")]
+        assert found == [ticks] * sorts * times
+    backward = [step for step, _ in passes.backward.segments]
+    again = [step for step in backward if step.kind is TaskKind.RECOMPUTE and step.label.startswith("sort")]
     assert len(again) == (sorts if recompute is Recompute.FULL else 0)
 
 

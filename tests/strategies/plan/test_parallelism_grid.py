@@ -38,8 +38,9 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute, SomeOperators
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, apply_move, redistribute
+from meshwise.strategies.schedules.schedule import ActionKind
 
-from ..problems import problem
+from ..problems import find_block_cost, find_block_layout, find_block_memory, problem
 
 S, H, V, FP32 = 32, 64, 128, 4  # sequence, hidden, vocabulary and item size of tests/strategies/problems.py
 Cuts = tuple[tuple[str, tuple[str, ...]], ...]
@@ -59,9 +60,7 @@ def grid(rows: int, columns: int, microbatch: int, **fields: object) -> Layout:
 def moved(small: Problem, layout: Layout, block: str, direction: str) -> list[Segment]:
     """Return every collective of one pass of a block."""
     plan, costs = complete(small, layout), StageCosts(small)
-    steps: tuple[Segment, ...] = getattr(
-        costs.blocks.cost(plan, block, costs.machine(plan).rank(0)).segments, direction
-    )
+    steps: tuple[Segment, ...] = getattr(find_block_cost(costs, plan, block).work.segments, direction)
     return [step for step in steps if step.collective is not None]
 
 
@@ -78,7 +77,7 @@ def received(steps: Iterable[Segment], rows: int, columns: int) -> float:
 
 def block(small: Problem, layout: Layout, name: str = "layers") -> tuple[BlockLayout, BlockMemory]:
     plan, costs = complete(small, layout), StageCosts(small)
-    return costs.blocks.layout(plan, name), costs.blocks.memory(plan, name)
+    return find_block_layout(costs, plan, name), find_block_memory(costs, plan, name)
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
@@ -361,15 +360,15 @@ def test_gradients_of_weights_are_summed_where_they_are_made() -> None:
     # with the backward split, what only weights wait for goes with them: inputs gathered again, and the sums
     small = machine(2, 2, data=2, batch=16)
     plan, costs = complete(small, grid(2, 2, 2, pipeline=2, schedule="zb1p")), StageCosts(small)
-    cost = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
-    assert cost.split_passes is not None
-    weights = [s.label for s in cost.split_passes.weights if s.tensor in ("active", "down_weight", "down_bias")]
+    cost = find_block_cost(costs, plan, "layers")
+    inputs, weight_pass = (cost.passes.select(kind) for kind in (ActionKind.INPUT, ActionKind.WEIGHT))
+    weights = [s.label for s, _ in weight_pass.segments if s.tensor in ("active", "down_weight", "down_bias")]
     assert weights == [
         "all_gather active",
         "reduce_scatter gradient of down_weight",
         "reduce_scatter gradient of down_bias",
     ]
-    assert sum(s.ticks for part in cost.split_passes for s in part) == cost.backward_ticks
+    assert sum(ticks for part in (inputs, weight_pass) for _, ticks in part.segments) == cost.backward_ticks
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.bounds.path_times import find_path_times
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -32,7 +32,7 @@ from meshwise.strategies.plan.recomputation import (
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import ActionKind
 
-from ..problems import problem
+from ..problems import describe_cost, find_block_cost, problem
 from .test_parallelism import mixture
 
 LAYERS = 8
@@ -125,9 +125,8 @@ def operators(small: Problem) -> tuple[str, ...]:
 def same(small: Problem, layout: Layout, first: Recomputation, second: Recomputation) -> bool:
     costs = StageCosts(small)
     plans = [plan_of(small, layout, how) for how in (first, second)]
-    stages, memories = (
-        [each(plan) for plan in plans] for each in (lambda p: costs.plan_costs(p).stages, costs.stage_memories)
-    )
+    stages = [[list(map(describe_cost, stage.blocks)) for stage in costs.plan_costs(plan).stages] for plan in plans]
+    memories = [costs.stage_memories(plan) for plan in plans]
     return bool(stages[0] == stages[1] and memories[0] == memories[1])
 
 
@@ -184,11 +183,11 @@ def test_collectives_run_again_where_what_they_make_is_needed_and_gone(
 ) -> None:
     small = problem(devices=2)
     plan = plan_of(small, Layout(tensor=2, sequence_parallel=sequence_parallel), SomeOperators(names))
-    layer = StageCosts(small).plan_costs(plan).stages[0].blocks[1].segments
-    repeated = layer.backward[: len(names) + len(again)]
+    backward = [step for step, _ in StageCosts(small).plan_costs(plan).stages[0].blocks[1].passes.backward.segments]
+    repeated = backward[: len(names) + len(again)]
     assert [step.label for step in repeated if step.kind.communicates] == again
     assert [step.label for step in repeated if step.kind is TaskKind.RECOMPUTE] == list(names)
-    assert not any(step.kind is TaskKind.RECOMPUTE for step in layer.backward[len(repeated) :])
+    assert not any(step.kind is TaskKind.RECOMPUTE for step in backward[len(repeated) :])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -199,9 +198,10 @@ def test_the_first_layers_are_counted_over_layers_of_different_blocks(count: int
     spec = Transformer(4, 64, 8, 8, 256, 128, ffn_kind="swiglu", positions="rotary", experts=experts)
     small = replace(base, graph=build(spec, 32, "fp32"))
     kinds = (Recompute.NONE, FirstLayers(Recompute.FULL, count), Recompute.FULL)
-    none, some, every = (StageCosts(small).plan_costs(plan_of(small, Layout(), how)).stages[0].blocks for how in kinds)
-    assert some == (none[0], *every[1 : 1 + count], *none[1 + count :])
-    assert len({block.forward_ticks for block in none[1:5]}) == 2
+    rows = [StageCosts(small).plan_costs(plan_of(small, Layout(), how)).stages[0].blocks for how in kinds]
+    none, some, every = (list(map(describe_cost, blocks)) for blocks in rows)
+    assert some == [none[0], *every[1 : 1 + count], *none[1 + count :]]
+    assert len({block.forward_ticks for block in rows[0][1:5]}) == 2
     (broken,) = violations(small, Layout(recompute=FirstLayers(Recompute.FULL, 5)))
     assert "at most 4 layers" in broken.message
 
@@ -217,7 +217,9 @@ def test_every_stage_of_a_v_recomputes_with_the_gradients_of_inputs(schedule: st
     for index, (before, after) in enumerate(zip(none, some, strict=True)):
         first = 1 if index == 0 else 0
         both = zip(before.blocks, after.blocks, strict=True)
-        extra = [two.ticks(ActionKind.INPUT) - one.ticks(ActionKind.INPUT) for one, two in both]
+        extra = [
+            two.passes.select(ActionKind.INPUT).ticks - one.passes.select(ActionKind.INPUT).ticks for one, two in both
+        ]
         assert extra == [block.forward_ticks if at == first else 0 for at, block in enumerate(before.blocks)]
     plan = plan_of(small, layout, FirstLayers(Recompute.FULL, 1))
     assert PlanMemory(costs).peak(plan) == max(each.peak for each in simulate(lower(small, plan)).memory)
@@ -230,8 +232,11 @@ def test_keys_go_round_again_for_attention_that_runs_again(how: Recomputation) -
     none, some = (
         StageCosts(small).plan_costs(plan_of(small, layout, kind)).stages[0].blocks[1] for kind in (Recompute.NONE, how)
     )
-    again = some.segments.backward[: len(some.segments.backward) - len(none.segments.backward)]
-    assert [step.label for step in again] == 3 * ["shift keys and values", "attention"] + ["attention"]
+    first, second = (block.passes.backward.segments for block in (none, some))
+    assert [step.label for step, _ in second[: len(second) - len(first)]] == 3 * [
+        "shift keys and values",
+        "attention",
+    ] + ["attention"]
 
 
 @given(st.data())
@@ -250,7 +255,7 @@ def test_recomputed_plans_hold_and_take_what_they_are_said_to(data: st.DataObjec
     assert folded.step_time == pytest.approx(unfolded.step_time, rel=1e-6)
     assert PlanMemory(costs).peak(plan) == max(each.peak for each in unfolded.memory)
     longest = round(step_time(lower(small, plan, costs=costs), "longest_path") * 1e12)
-    assert find_path_times(costs, [plan]).tolist() == [longest]
+    assert SimulatedCost(small).list_path_ticks([plan]) == [longest]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +308,8 @@ def test_a_layout_refuses_what_its_model_does_not_have(how: Recomputation, messa
 def test_layers_are_counted_over_all_runs_of_a_stage(count: int, runs: list[tuple[str, int]]) -> None:
     small = problem(devices=1, layers=9)
     plan = plan_of(small, Layout(), FirstLayers(Recompute.FULL, count))
-    found = StageCosts(small).blocks.list_runs(plan, tuple(runs), FirstLayers(Recompute.FULL, count))
+    costs = StageCosts(small)
+    found = costs.blocks.list_runs(costs.find_keys(plan).cut, tuple(runs), FirstLayers(Recompute.FULL, count))
     assert [name for name, n, _ in found for _ in range(n)] == [name for name, n in runs for _ in range(n)]
     again = [how is Recompute.FULL for name, n, how in found if name == "layers" for _ in range(n)]
     assert again == [index < count for index in range(len(again))]
@@ -320,7 +326,7 @@ def test_what_backward_does_not_read_is_run_again_by_some_frameworks_only(layout
         training = replace(small.training, framework=framework)
         costs = StageCosts(replace(small, training=training))
         plan = plan_of(costs.problem, replace(layout, data=8 // layout.tensor), Recompute.FULL)
-        steps = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments
+        steps = find_block_cost(costs, plan, "layers").work.segments
         again = {step.label for step in steps.backward if step.kind is TaskKind.RECOMPUTE}
         forward = {step.label for step in steps.forward if step.kind is TaskKind.FORWARD}
         found.append(forward - again)

@@ -17,7 +17,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.sharding import REPLICATED, Redistribution, ShardingSpec, apply_move, redistribute
 
-from ..problems import problem
+from ..problems import find_block_cost, problem
 from .redistributed import Ranks
 
 CUT_HIDDEN, CUT_SEQUENCE = ShardingSpec((("hidden", (TENSOR,)),)), ShardingSpec((("sequence", (TENSOR,)),))
@@ -91,8 +91,7 @@ def collectives(sequence_parallel: bool, block: int, direction: str) -> list[str
     small = problem()
     plan = complete(small, Layout(tensor=8, sequence_parallel=sequence_parallel))
     costs = StageCosts(small)
-    found = costs.blocks.cost(plan, small.graph.blocks[block].name, costs.machine(plan).rank(0))
-    steps = getattr(found.segments, direction)
+    steps = getattr(find_block_cost(costs, plan, small.graph.blocks[block].name).work.segments, direction)
     return [step.label for step in steps if step.kind is TaskKind.TENSOR_COMMUNICATION]
 
 

@@ -11,7 +11,6 @@ from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.program import StreamKind, TaskKind
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
@@ -42,7 +41,7 @@ def test_a_schedule_by_its_text_is_the_schedule_by_its_name(name: str, fields: d
     bounds = [costs.plan_bound(plan) for costs, plan in rows]
     # a text says neither which stage ends last nor that microbatches come one after another
     assert bounds[0] == bounds[1] or (bounds[1] < bounds[0] and (named.splits_backward or name == "naive"))
-    both = find_path_times(StageCosts(small), [named, written]).tolist()
+    both = SimulatedCost(small).list_path_ticks([named, written])
     assert both[0] == both[1]
     assert written.actions.orders == named.actions.orders
     assert written.positions == named.positions

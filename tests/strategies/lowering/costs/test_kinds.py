@@ -10,7 +10,7 @@ from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
-from ...problems import problem
+from ...problems import find_block_cost, problem
 
 TOKENS = (("sequence", (TENSOR,)),)
 
@@ -38,10 +38,10 @@ def test_what_a_block_leaves_cut_the_next_one_gathers() -> None:
     last = small.graph.blocks[1].operators[-1].name
     plan = build_operator_plan(small, {TENSOR: 2}, 4, (OperatorSharding(f"layers.0.{last}", TOKENS),))
     costs = StageCosts(small)
-    cost = costs.blocks.cost(plan, costs.blocks.block_kinds(plan).kind_names["layers.1"], costs.machine(plan).rank(0))
-    moved = [(s.collective, s.size) for s in cost.segments.forward if s.collective is not None]
+    segments = find_block_cost(costs, plan, costs.find_keys(plan).cut.kinds.kind_names["layers.1"]).work.segments
+    moved = [(s.collective, s.size) for s in segments.forward if s.collective is not None]
     assert moved == [(Collective.ALL_GATHER, 4 * 32 * 64 * 4.0)]
-    assert not [s for s in cost.segments.backward if s.collective is not None]
+    assert not [s for s in segments.backward if s.collective is not None]
 
 
 def test_post_norm_layers_take_tokens_as_the_norm_before_leaves_them() -> None:

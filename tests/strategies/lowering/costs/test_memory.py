@@ -1,4 +1,4 @@
-"""Memory of a plan by hand: what stays for a whole step, what a stage takes, and the peak of a schedule."""
+"""Memory of a plan by hand: what stays for a whole step, and what a stage takes."""
 
 from dataclasses import replace
 
@@ -6,13 +6,12 @@ import pytest
 
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.program import Category
-from meshwise.strategies.lowering.costs.block import BlockCosts
+from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.memory import (
     SINGLE_COPY,
     StageMemory,
     StateCopies,
     list_residents,
-    peak_activations,
     stage_memory,
 )
 from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare
@@ -27,7 +26,7 @@ from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Training
 
-from ...problems import problem
+from ...problems import find_block_layout, problem
 
 DEVICE = Accelerator("d", (("fp32", 1e12),), 1e12, 1e12, reserved=7.0)
 TRAINING = Training(32, 32, "fp32")
@@ -94,7 +93,7 @@ def test_xla_has_one_weight_of_a_block_whole_where_torch_has_all_of_them() -> No
     # the widest weight of a layer is up's, 64 * 256, of 4 bytes; its gradient is whole alone
     small = problem(devices=4)
     both = [replace(small, training=replace(small.training, framework=name)) for name in ("torch", "xla")]
-    layouts = [BlockCosts(each).layout(complete(each, Layout(data=4, zero=3)), "layers") for each in both]
+    layouts = [find_block_layout(StageCosts(each), complete(each, Layout(data=4, zero=3)), "layers") for each in both]
     shares = [layouts[0].parameter_share(tensor) for tensor in layouts[0].block.parameters]
     units = [find_unit(each.training, layout) for each, layout in zip(both, layouts, strict=True)]
     assert units[0] == (sum(shares), 0, 4 * sum(shares))
@@ -167,11 +166,3 @@ def test_what_is_given_back_was_taken() -> None:
     assert forward + backward == 0 == forward + inputs + weights
     # at the fullest moment of a pass, beyond what is held after it
     assert memory.working_bytes == (3, 10 + 4, 10 - 6 + 5, 6 + 2)
-
-
-def test_the_peak_of_a_schedule_counts_the_microbatches_in_flight() -> None:
-    # 1F1B on 2 stages: the first holds 2 microbatches as it runs a backward, the last one
-    stages = [StageMemory(100, 30, 20), StageMemory(10, 1, 5)]
-    assert peak_activations(plan(Layout(pipeline=2, schedule="1f1b")), stages).tolist() == [2 * 100 + 30, 10 + 5]
-    # GPipe holds all 32, and a backward of the last needs more than a forward
-    assert peak_activations(plan(Layout(pipeline=2, schedule="gpipe")), stages).tolist() == [3230, 320 + 5]

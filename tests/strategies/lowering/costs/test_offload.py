@@ -16,7 +16,6 @@ from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, Program, TaskKind
 from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import to_seconds
-from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
@@ -233,8 +232,8 @@ def test_slow_copies_of_parameters_are_what_a_step_waits_for() -> None:
     small = hosted(devices=1, batch=1, layers=2, pcie=pcie, memory=memory)
     forward, backward, _ = passes(small)
     blocks = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks
-    counts, head = [block.parameters for block in blocks], blocks[-1].segments
-    loss = sum(step.ticks for step in head.backward[: head.num_loss_segments])
+    counts, head = [block.parameters for block in blocks], blocks[-1]
+    loss = sum(taken for _, taken in head.passes.backward.segments[: head.work.segments.num_loss_segments])
     come, leave = ([round(count * each / pcie * 1e12) for count in counts] for each in (PARAMETER, GRADIENT))
     assert min(come) > max(forward) + max(backward)
     assert counts[1] == counts[2] > 2 * max(counts[0], counts[3])
@@ -393,7 +392,7 @@ def test_every_way_to_time_and_memory_agrees(case: Case, data: st.DataObject, pc
     paths = [ticks(program) for program in programs]
     assert paths[2] <= paths[1] == paths[0]
     costs = SimulatedCost(small)
-    assert find_path_times(costs.costs, [plan]).tolist() == paths[:1]
+    assert costs.list_path_ticks([plan]) == paths[:1]
     assert costs.plan_bound(plan) <= to_seconds(paths[0]) <= chains.step_time
     assert chains.peak_memory == costs.peak_memory(plan) == simulate(programs[0], "longest_path").peak_memory
     begins = allocates_gradients(small.training, plan)

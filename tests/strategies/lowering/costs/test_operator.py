@@ -13,7 +13,6 @@ from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.lowering.costs.operator import (
     BlockLayout,
-    Groups,
     SurroundingSegments,
     build_collectives,
     build_surrounding,
@@ -23,6 +22,7 @@ from meshwise.strategies.lowering.costs.operator import (
     list_transfers,
 )
 from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.timing import RankClock
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, Axis, Mesh
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
@@ -49,19 +49,26 @@ GATHER, SCATTER, SUM, EXCHANGE = (
 PRODUCTS = ("MATMUL", "BATCH_MATMUL", "GROUPED_MATMUL", "CONVOLUTION")
 
 
-def groups() -> Groups:
-    """The groups of 2 of one of four ranks; 64 byte/s, and a quarter of a second a message."""
-    return setting(tiny_problem(layer(), devices=4), {TENSOR_DEPTH: 2, TENSOR: 2}).rank.groups
+def clock() -> RankClock:
+    """What times one of four ranks in groups of 2; 64 byte/s, and a quarter of a second a message."""
+    return setting(tiny_problem(layer(), devices=4), {TENSOR_DEPTH: 2, TENSOR: 2}).clock
+
+
+def mesh(**sizes: int) -> Mesh:
+    """Return the mesh of four ranks, some of its axes of another size."""
+    return Mesh(tuple(Axis(axis.name, sizes.get(axis.name, axis.size)) for axis in FOUR.axes))
 
 
 def reads(kind: OperatorKind, parameters: str = "", saved: str = "") -> Operator:
     return Operator("work", kind, (), ("x",), ("y",), tuple(parameters.split()), saved=tuple(saved.split()))
 
 
-def laid_out(block: Block, *cut: OperatorSharding, produced: ShardingSpec | None = None) -> BlockLayout:
+def laid_out(
+    block: Block, *cut: OperatorSharding, produced: ShardingSpec | None = None, on: Mesh = FOUR
+) -> BlockLayout:
     """Return a block of which x arrives as its first reader keeps it, where nothing is said."""
     shardings = {f"{block.name}.{each.operator}": each for each in cut}
-    return BlockLayout(block, FOUR, shardings, 1, input_layouts=() if produced is None else (produced,))
+    return BlockLayout(block, on, shardings, 1, input_layouts=() if produced is None else (produced,))
 
 
 def product(*, bias: bool = True) -> Block:
@@ -97,12 +104,9 @@ def shown(steps: Iterable[Segment]) -> list[tuple[Collective | None, str, float,
     return [(step.collective, step.axis, step.size, step.tensor) for step in steps]
 
 
-def around(
-    block: Block, *cut: OperatorSharding, inputs: tuple[str, ...] = (), of: Groups | None = None
-) -> SurroundingSegments:
+def around(block: Block, *cut: OperatorSharding, inputs: tuple[str, ...] = (), on: Mesh = FOUR) -> SurroundingSegments:
     """Return what runs around the first operator of a block."""
-    layout = laid_out(block, *cut)
-    return build_surrounding(layout, groups() if of is None else of, block.operators[0], inputs)
+    return build_surrounding(laid_out(block, *cut, on=on), block.operators[0], inputs)
 
 
 @pytest.mark.parametrize("kind", OperatorKind)
@@ -158,24 +162,25 @@ def test_a_sum_moves_what_each_rank_has_a_term_of() -> None:
 
 
 def test_collectives_say_what_they_move_and_take_as_long_as_their_bytes() -> None:
-    of, block, both = groups(), laid_out(product()), ShardingSpec((("sequence", BOTH),))
-    inner, outer = build_collectives(block, of, "x", both, REPLICATED, "all of ")
+    block, both = laid_out(product()), ShardingSpec((("sequence", BOTH),))
+    inner, outer = build_collectives(block, "x", both, REPLICATED, "all of ")
     assert shown([inner, outer]) == [(GATHER, TENSOR, X / 2, "x"), (GATHER, TENSOR_DEPTH, X, "x")]
     assert inner.label == outer.label == f"{GATHER} all of x"
-    assert build_collectives(block, of, "x", both, REPLICATED)[0].label == f"{GATHER} x"
+    assert build_collectives(block, "x", both, REPLICATED)[0].label == f"{GATHER} x"
     assert inner.kind is outer.kind is TaskKind.TENSOR_COMMUNICATION
     # half of the bytes come from the other rank in one message: 0.25 + 32 / 64 and 0.25 + 64 / 64 seconds
-    assert [step.ticks / TICKS_PER_SECOND for step in (inner, outer)] == [0.75, 1.25]
+    assert [clock().count_ticks(step) / TICKS_PER_SECOND for step in (inner, outer)] == [0.75, 1.25]
     assert not inner.deferred
     assert not inner.overlaps_next
 
 
-def test_along_axes_without_a_group_nothing_moves() -> None:
-    of, block, both = groups(), laid_out(product()), ShardingSpec((("sequence", BOTH),))
-    for axis, size in ((TENSOR, X / 2), (TENSOR_DEPTH, X)):
-        alone = build_collectives(block, {axis: of[axis]}, "x", both, REPLICATED)
-        assert shown(alone) == [(GATHER, axis, size, "x")]
-    assert build_collectives(block, {}, "x", both, REPLICATED) == []
+def test_along_axes_of_one_rank_nothing_moves() -> None:
+    both = ShardingSpec((("sequence", BOTH),))
+    for axis, other in (BOTH, BOTH[::-1]):
+        alone = build_collectives(laid_out(product(), on=mesh(**{other: 1})), "x", both, REPLICATED)
+        assert shown(alone) == [(GATHER, axis, X, "x")]
+    nobody = laid_out(product(), on=mesh(**dict.fromkeys(BOTH, 1)))
+    assert build_collectives(nobody, "x", both, REPLICATED) == []
 
 
 TO_HIDDEN = OperatorSharding("one", (("hidden", (TENSOR,)),))
@@ -266,7 +271,7 @@ def test_what_is_kept_as_it_is_read_moves_nothing() -> None:
     whole = OperatorSharding("up", HALF_OF_TOKENS, (("up_weight", ()),))
     assert around(product(), whole) == ([], [], [])
     cut = OperatorSharding("up", HALF_OF_TOKENS, (ROWS, BIASES))
-    assert around(product(), cut, of={}) == ([], [], [])  # and along axes without a group
+    assert around(product(), cut, on=mesh(**{TENSOR: 1})) == ([], [], [])  # and along axes of one rank
 
 
 def test_terms_of_ranks_that_keep_the_same_part_are_not_summed_here() -> None:
@@ -318,7 +323,9 @@ def test_ranks_that_cut_what_a_norm_is_over_sum_its_statistics_in_either_pass(*,
     assert forward.label == backward.label == f"{SUM} statistics of norm"
     assert not backward.deferred
     # half of them go there and half come back, each in a message: 2 * (0.25 + 8 * count / 64) seconds
-    assert forward.ticks == backward.ticks == 2 * (0.25 + count / 8) * TICKS_PER_SECOND
+    assert [clock().count_ticks(step) for step in (forward, backward)] == [
+        2 * (0.25 + count / 8) * TICKS_PER_SECOND
+    ] * 2
 
 
 def test_statistics_are_summed_along_each_axis_that_cuts_them_and_of_a_rank_its_own_tokens() -> None:
@@ -330,13 +337,13 @@ def test_statistics_are_summed_along_each_axis_that_cuts_them_and_of_a_rank_its_
     assert around(normed(), OperatorSharding("norm", ())) == ([], [], [])
 
 
-def test_along_axes_without_a_group_nothing_is_summed() -> None:
-    cut, of = OperatorSharding("norm", (("hidden", BOTH),)), groups()
-    for axis in BOTH:
-        found = around(normed(), cut, of={axis: of[axis]})
+def test_along_axes_of_one_rank_nothing_is_summed() -> None:
+    cut = OperatorSharding("norm", (("hidden", BOTH),))
+    for axis, other in (BOTH, BOTH[::-1]):
+        found = around(normed(), cut, on=mesh(**{other: 1}))
         assert shown(found.before_forward) == [(SUM, axis, 2 * NUMBERS, "norm_out")]
         assert shown(found.before_backward) == [(SUM, axis, 2 * NUMBERS, "")]
-    assert around(normed(), cut, of={}) == ([], [], [])
+    assert around(normed(), cut, on=mesh(**dict.fromkeys(BOTH, 1))) == ([], [], [])
 
 
 def test_statistics_are_of_the_first_result() -> None:

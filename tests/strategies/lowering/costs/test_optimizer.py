@@ -11,11 +11,11 @@ from meshwise.strategies.lowering.costs.optimizer import (
     Parameters,
     allocates_gradients,
     count_updated_parameters,
-    optimizer_ticks,
     state_bytes,
     step_bytes,
     uses_ddp_buckets,
 )
+from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, EXPERT, Axis, Mesh

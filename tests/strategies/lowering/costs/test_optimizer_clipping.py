@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.bounds.path_times import find_path_times
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -99,6 +99,5 @@ def test_all_stages_step_together() -> None:
 def test_the_longest_paths_of_clipped_steps_are_those_of_their_programs(data: st.DataObject) -> None:
     small = clipped(problem(devices=4, batch=8, tied=data.draw(st.booleans()), precision="bf16"))
     plan = complete(small, data.draw(st.sampled_from(list(layouts(small)))))
-    costs = StageCosts(small)
     expected = round(step_time(lower(small, plan), "longest_path") * 1e12)
-    assert find_path_times(costs, [plan]).tolist() == [expected]
+    assert SimulatedCost(small).list_path_ticks([plan]) == [expected]

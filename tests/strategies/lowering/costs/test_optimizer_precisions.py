@@ -15,14 +15,16 @@ from meshwise.simulator.program import Category
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.optimizer import Parameters, optimizer_ticks, state_bytes
+from meshwise.strategies.lowering.costs.optimizer import Parameters, state_bytes
+from meshwise.strategies.lowering.stage_costs import TimedPass
+from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.schedules.schedule import ActionKind
 
 from ...plan.test_parallelism import COUNT, HIDDEN, SEQUENCE, TOP_K, WIDTH, mixture
-from ...problems import IDEAL, problem
+from ...problems import IDEAL, describe_cost, find_block_cost, problem
 
 LAYERS = 8
 PEAKS = (("fp64", 1e11), ("fp16", 1e12), ("bf16", 1e12), ("fp8", 2e12))
@@ -135,19 +137,22 @@ def test_fp8_keeps_the_weight_twice_more_and_inputs_of_products_in_one_byte() ->
     assert PlanMemory(StageCosts(narrow)).peak(complete(narrow, Layout())) > 0
 
 
+def ticks_of(row: TimedPass) -> dict[str, int]:
+    """Return the ticks of every step of a pass by its label."""
+    return {step.label: ticks for step, ticks in row.segments}
+
+
 def test_a_product_in_fp8_runs_at_its_peak_after_a_cast() -> None:
     small = problem(devices=1, precision="fp8", accelerator=FAST)
-    steps = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks[1].segments
-    up = next(step for step in steps.forward if step.label == "up")
+    passes = StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks[1].passes
+    forward, backward = ticks_of(passes.forward), ticks_of(passes.backward)
     # 2 m n k FLOP at 2e12 FLOP/s; the input of 2 bytes is read, and written in 1 byte twice, at 1e12 byte/s
     m, n, k = 32, 256, 64
-    assert up.ticks == pytest.approx(to_ticks(2 * m * n * k / 2e12 + 4 * m * k / 1e12), abs=1)
-    back = next(step for step in steps.backward if step.label == "up")
-    assert back.ticks == pytest.approx(to_ticks(4 * m * n * k / 2e12 + 4 * m * n / 1e12), abs=1)
-    attention = {s.label: s.ticks for s in steps.forward}["attention"]
+    assert forward["up"] == pytest.approx(to_ticks(2 * m * n * k / 2e12 + 4 * m * k / 1e12), abs=1)
+    assert backward["up"] == pytest.approx(to_ticks(4 * m * n * k / 2e12 + 4 * m * n / 1e12), abs=1)
     wide = problem(devices=1, precision="bf16", accelerator=FAST)
-    same = StageCosts(wide).plan_costs(complete(wide, Layout())).stages[0].blocks[1].segments
-    assert attention == {s.label: s.ticks for s in same.forward}["attention"]
+    same = StageCosts(wide).plan_costs(complete(wide, Layout())).stages[0].blocks[1].passes
+    assert forward["attention"] == ticks_of(same.forward)["attention"]
 
 
 def experts_of(precision: str, **changes: object) -> Problem:
@@ -167,7 +172,7 @@ def test_experts_multiply_in_fp8_and_their_router_does_not() -> None:
     for precision in ("bf16", "fp8"):
         small = experts_of(precision)
         layer = StageCosts(small).plan_costs(complete(small, Layout(data=4))).stages[0].blocks[1]
-        found.append({step.label: step.ticks for step in layer.segments.forward})
+        found.append(ticks_of(layer.passes.forward))
     # 8 experts of 32 * 2 / 8 = 8 tokens: [8, 64] by [64, 2 * 32]; 2 m n k FLOP at 2e12 FLOP/s, and a cast that reads
     # m k elements of 2 bytes and writes them in 1 byte twice, at 1e12 byte/s
     m, n, k = 8, 64, 64
@@ -196,21 +201,16 @@ def test_a_split_backward_takes_what_a_whole_one_takes(precision: str) -> None:
     plan = complete(small, Layout(data=2, pipeline=2, schedule="zb1p"))
     costs = StageCosts(small)
     for cost in costs.stage_cost(plan, 0, costs.machine(plan).rank(0)).blocks:
-        assert cost.split_passes is not None
-        parts = [*cost.split_passes.inputs, *cost.split_passes.weights]
-        assert sum(step.ticks for step in parts) == cost.backward_ticks
-        apart = {step.label for step in cost.split_passes.inputs} & {step.label for step in cost.split_passes.weights}
-        whole = sum(step.num_launches for step in cost.segments.backward)
-        assert sum(step.num_launches for step in parts) == whole + len(
-            apart - {"nothing"}
-        )  # gradients apart, launched so
+        inputs, weight_pass = (cost.passes.select(kind).segments for kind in (ActionKind.INPUT, ActionKind.WEIGHT))
+        parts = [*inputs, *weight_pass]
+        assert sum(ticks for _, ticks in parts) == cost.backward_ticks
+        apart = {step.label for step, _ in inputs} & {step.label for step, _ in weight_pass}
+        whole = sum(step.num_launches for step, _ in cost.passes.backward.segments)
+        # gradients apart, launched so
+        assert sum(step.num_launches for step, _ in parts) == whole + len(apart - {"nothing"})
     # 8 experts of 8 tokens: one of the two products, [64, 8] by [8, 64], at 1e12 or 2e12 FLOP/s; at 1e12 byte/s it
     # reads its operands, and reads and writes the sum of 4-byte gradients, which takes longer in fp8
-    weights = {
-        step.label: step.ticks
-        for block in costs.plan_costs(plan).stages[1].blocks[:1]
-        for step in block.select_segments(ActionKind.WEIGHT)
-    }
+    weights = ticks_of(costs.plan_costs(plan).stages[1].blocks[0].passes.select(ActionKind.WEIGHT))
     read = 8 * 2 * 8 * 64 * (1 if precision == "fp8" else 2)
     seconds = max(8 * 2 * 8 * 64 * 64 / dict(FAST.peak_flops)[precision], (read + 8 * 64 * 64 * 2 * 4) / 1e12)
     assert weights["expert_up"] == pytest.approx(to_ticks(seconds), rel=1e-3)
@@ -243,7 +243,7 @@ def test_the_logits_stay_out_of_fp8() -> None:
     for precision in ("bf16", "fp8"):
         small = problem(devices=1, precision=precision, accelerator=FAST)
         heads.append(StageCosts(small).plan_costs(complete(small, Layout())).stages[0].blocks[-1])
-    assert heads[0] == heads[1]
+    assert describe_cost(heads[0]) == describe_cost(heads[1])
 
 
 @pytest.mark.parametrize(
@@ -256,11 +256,10 @@ def test_frozen_weights_cost_no_gradients_and_no_states(layout: Layout) -> None:
     for each in (small, trained(small, frozen=True)):
         costs = StageCosts(each)
         plan = complete(each, layout)
-        layer = costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0))
-        ticks: Counter[str] = Counter()  # a product beside whose second half a sum runs is two steps
-        for step in layer.segments.backward:
-            ticks[step.label] += step.ticks if step.collective is None else 0
-        passes.append(ticks)
+        counts: Counter[str] = Counter()  # a product beside whose second half a sum runs is two steps
+        for step, ticks in find_block_cost(costs, plan, "layers").passes.backward.segments:
+            counts[step.label] += ticks if step.collective is None else 0
+        passes.append(counts)
     assert passes[0].keys() == passes[1].keys()
     for name, ticks in passes[0].items():
         product = name in ("qkv", "projection", "up", "down")

@@ -1,5 +1,7 @@
 """What recompute keeps, makes again and runs again, by hand: bytes of a block moment by moment, and its steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwise.simulator.collective import Collective
@@ -9,7 +11,6 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.operator import BlockSegments
 from meshwise.strategies.lowering.costs.recompute import (
     BlockMemory,
     Moments,
@@ -18,7 +19,9 @@ from meshwise.strategies.lowering.costs.recompute import (
     find_recomputed_operators,
     with_recompute,
 )
-from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
+from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.lowering.timing import RankClock
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import CONTEXT, TENSOR
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
@@ -378,20 +381,19 @@ def test_backward_of_a_loss_that_is_run_again_does_not_begin_with_it() -> None:
 
 # steps
 
-CPU = Accelerator("cpu", (("bf16", 1e12),), 1e9, 1e12)
 MOVES = TaskKind.TENSOR_COMMUNICATION
-GATHER = Segment(MOVES, 1, "gather x", collective=Collective.ALL_GATHER, axis=TENSOR, tensor="x")
-OTHER = Segment(MOVES, 2, "gather keys", collective=Collective.ALL_GATHER, axis=CONTEXT, tensor="keys")
-RING = Segment(MOVES, 3, "send keys", collective=Collective.ALL_TO_ALL, axis=CONTEXT, overlaps_next=True)
-EXCHANGE = Segment(MOVES, 4, "exchange active", collective=Collective.ALL_TO_ALL, axis=TENSOR, tensor="active")
-CUT = Segment(TaskKind.FORWARD, 5, "cut active", tensor="active")
-SUM = Segment(MOVES, 6, "sum out", collective=Collective.ALL_REDUCE, axis=TENSOR, tensor="out")
-RUN = {name: Segment(TaskKind.FORWARD, 10, name) for name in ("up", "act", "down", "hand_on")}
-AGAIN = {name: Segment(TaskKind.RECOMPUTE, 10, name) for name in RUN}
-CUT_AGAIN = Segment(TaskKind.RECOMPUTE, 5, "cut active", tensor="active")
+GATHER = Segment(MOVES, "gather x", collective=Collective.ALL_GATHER, axis=TENSOR, tensor="x")
+OTHER = Segment(MOVES, "gather keys", collective=Collective.ALL_GATHER, axis=CONTEXT, tensor="keys")
+RING = Segment(MOVES, "send keys", collective=Collective.ALL_TO_ALL, axis=CONTEXT, overlaps_next=True)
+EXCHANGE = Segment(MOVES, "exchange active", collective=Collective.ALL_TO_ALL, axis=TENSOR, tensor="active")
+CUT = Segment(TaskKind.FORWARD, "cut active", tensor="active")
+SUM = Segment(MOVES, "sum out", collective=Collective.ALL_REDUCE, axis=TENSOR, tensor="out")
+RUN = {name: Segment(TaskKind.FORWARD, name) for name in ("up", "act", "down", "hand_on")}
+AGAIN = {name: Segment(TaskKind.RECOMPUTE, name) for name in RUN}
+CUT_AGAIN = Segment(TaskKind.RECOMPUTE, "cut active", tensor="active")
 STEPS = BlockSegments(
     (GATHER, OTHER, RUN["up"], RING, RUN["act"], EXCHANGE, CUT, RUN["down"], SUM, RUN["hand_on"]),
-    (Segment(TaskKind.BACKWARD, 20, "all"),),
+    (Segment(TaskKind.BACKWARD, "all"),),
 )
 
 
@@ -416,14 +418,18 @@ STEPS = BlockSegments(
 def test_what_runs_again_comes_before_backward_with_what_brings_it(
     how: LayerRecompute, again: tuple[Segment, ...]
 ) -> None:
-    assert with_recompute(layer(), STEPS, how, CPU) == BlockSegments(STEPS.forward, (*again, *STEPS.backward))
+    found = with_recompute(layer(), STEPS, how)
+    assert found == BlockSegments(STEPS.forward, (*found.backward[: bool(again)], *again, *STEPS.backward))
+    assert [segment.label for segment in found.backward if segment.is_optional] == ["kept inputs"] * bool(again)
 
 
 def test_what_backward_does_not_read_runs_again_only_where_told() -> None:
-    found = with_recompute(layer(), STEPS, Recompute.FULL, CPU, reruns_unread=False).backward
-    assert found == (GATHER, OTHER, AGAIN["up"], RING, AGAIN["act"], *STEPS.backward)
-    some = with_recompute(layer(), STEPS, SomeOperators(("up", "down")), CPU, reruns_unread=False).backward
-    assert some == (GATHER, AGAIN["up"], *STEPS.backward)
+    found = with_recompute(layer(), STEPS, Recompute.FULL, reruns_unread=False).backward
+    assert found[1:] == (GATHER, OTHER, AGAIN["up"], RING, AGAIN["act"], *STEPS.backward)
+    some = with_recompute(layer(), STEPS, SomeOperators(("up", "down")), reruns_unread=False).backward
+    assert some[1:] == (GATHER, AGAIN["up"], *STEPS.backward)
+    # each that is named is a region, and what does not run again keeps no inputs
+    assert [row[0].work for row in (found, some)] == [Checkpoints(1, 2), Checkpoints(2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -435,8 +441,8 @@ def test_a_framework_takes_time_for_every_region_and_two_launches_an_operator(
 ) -> None:
     region, launch = 2**-10, 2**-20
     slow = Accelerator("slow", (("bf16", 1e12),), 1e9, 1e12, launch=launch, recompute_launch=region)
-    found, bare = (with_recompute(layer(), STEPS, how, each).backward for each in (slow, CPU))
-    assert found[0] == Segment(
-        TaskKind.RECOMPUTE, to_ticks(regions * region + operators * 2 * launch), "kept inputs", 0
-    )
-    assert found[1:] == bare
+    first = with_recompute(layer(), STEPS, how).backward[0]
+    assert first == Segment(TaskKind.RECOMPUTE, "kept inputs", Checkpoints(regions, operators), 0, is_optional=True)
+    found, bare = (RankClock(RankProfile(each, 0.0, {})) for each in (slow, replace(slow, recompute_launch=0.0)))
+    assert found.time_segments([first]) == ((first, to_ticks(regions * region + operators * 2 * launch)),)
+    assert bare.time_segments([first]) == ()

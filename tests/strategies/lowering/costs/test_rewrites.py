@@ -74,6 +74,6 @@ def test_they_go_with_the_gradients_of_weights_where_backward_is_split() -> None
     small = replace(small, training=replace(small.training, framework="adding"))
     plan, costs = complete(small, Layout(pipeline=8, schedule="zb1p")), StageCosts(small)
     block = costs.stage_cost(plan, 0, costs.machine(plan).ranks[0][0]).blocks[1]
-    found = [[s.label for s in block.select_segments(kind)] for kind in (ActionKind.INPUT, ActionKind.WEIGHT)]
+    found = [[s.label for s, _ in block.passes.select(kind).segments] for kind in (ActionKind.INPUT, ActionKind.WEIGHT)]
     added = [[name.split()[2] for name in names if name.startswith("gradients of")] for names in found]
     assert added == [["feed_forward_norm", "input_norm"], ["down", "up", "projection", "qkv"]]

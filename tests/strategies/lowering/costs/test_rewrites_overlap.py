@@ -22,7 +22,8 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.operator import build_block_segments
 from meshwise.strategies.lowering.costs.rewrites import with_overlap
-from meshwise.strategies.lowering.costs.segments import Segment, chain_ticks
+from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.timing import TimedSegment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.layout import Layout
@@ -31,7 +32,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
 
-from ...problems import problem
+from ...problems import find_block_layout, problem
 
 RANKS, LAYERS, TOKENS, HIDDEN, FFN = 4, 3, 32, 64, 256
 ARITHMETIC = Accelerator("arithmetic", (("fp32", 1e12),), memory=1e12, memory_bandwidth=1e21)
@@ -160,8 +161,10 @@ def test_the_output_layer_and_the_embedding_overlap_nothing() -> None:
     rank = costs.machine(plain).ranks[0][0]
     first, second = (costs.stage_cost(plan, 0, rank).blocks for plan in (plain, beside))
     for block in (0, -1):
-        assert first[block].segments == second[block].segments
-    assert first[1].segments != second[1].segments
+        assert first[block].work.segments == second[block].work.segments
+        assert first[block].passes.forward == second[block].passes.forward
+        assert first[block].passes.backward == second[block].passes.backward
+    assert first[1].work.segments != second[1].work.segments
 
 
 RECOMPUTATIONS: tuple[Recomputation, ...] = (
@@ -207,14 +210,20 @@ def issued(row: Iterable[Segment]) -> Counter[tuple[object, ...]]:
     return Counter((step.collective, step.size, step.axis, step.tensor) for step in row if step.collective is not None)
 
 
-def computed(row: Iterable[Segment]) -> Counter[tuple[object, ...]]:
+def computed(row: Iterable[TimedSegment]) -> Counter[tuple[object, ...]]:
     """Return the ticks and launches of every operator among steps."""
     counts: Counter[tuple[object, ...]] = Counter()
-    for step in row:
+    for step, ticks in row:
         if step.collective is None:
-            counts[step.label, step.kind, "ticks"] += step.ticks
+            counts[step.label, step.kind, "ticks"] += ticks
             counts[step.label, step.kind, "launches"] += step.num_launches
     return counts
+
+
+def sum_either(row: Iterable[TimedSegment]) -> tuple[int, int]:
+    """Return the ticks of all collectives among steps, and those of all else."""
+    rows = [(step.collective is None, ticks) for step, ticks in row]
+    return sum(ticks for computes, ticks in rows if not computes), sum(ticks for computes, ticks in rows if computes)
 
 
 @given(steps())
@@ -229,14 +238,13 @@ def test_blocks_do_and_hold_the_same_in_no_more_time_and_no_less_than_either_alo
         )
         for before, after in pairs:
             assert after.memory == before.memory
-            for first, second, ticks in (
-                (before.segments.forward, after.segments.forward, (before.forward_ticks, after.forward_ticks)),
-                (before.segments.backward, after.segments.backward, (before.backward_ticks, after.backward_ticks)),
+            for first, second in (
+                (before.passes.forward, after.passes.forward),
+                (before.passes.backward, after.passes.backward),
             ):
-                assert issued(second) == issued(first)
-                assert computed(second) == computed(first)
-                either = (sum(s.ticks for s in first if (s.collective is None) is alone) for alone in (False, True))
-                assert max(either) <= ticks[1] <= ticks[0]
+                assert issued(step for step, _ in second.segments) == issued(step for step, _ in first.segments)
+                assert computed(second.segments) == computed(first.segments)
+                assert max(sum_either(first.segments)) <= second.ticks <= first.ticks
 
 
 @given(steps(), st.booleans())
@@ -247,16 +255,16 @@ def test_sums_of_gradients_of_inputs_move_the_same_beside_products_and_take_no_l
     small, plan = drawn
     layout = Layout(tensor=plan.tensor, pipeline=8 // plan.tensor, sequence_parallel=by_sequence)
     plan, costs = complete(small, layout), StageCosts(small)
-    rank = costs.machine(plan).ranks[0][0]
+    clock = costs.clock(costs.machine(plan).ranks[0][0])
     for block in small.graph.blocks:
-        local = costs.blocks.layout(plan, block.name)
-        before = build_block_segments(local, rank.accelerator, rank.groups, keeps_gathered=False)
-        after = with_overlap(local, rank.accelerator, before, in_chunks=False)
+        local = find_block_layout(costs, plan, block.name)
+        before = build_block_segments(local, keeps_gathered=False)
+        after = with_overlap(local, before, in_chunks=False)
         assert (after.forward, after.num_loss_segments) == (before.forward, before.num_loss_segments)
         assert issued(after.backward) == issued(before.backward)
-        assert computed(after.backward) == computed(before.backward)
-        either = (sum(s.ticks for s in before.backward if (s.collective is None) is alone) for alone in (False, True))
-        assert max(either) <= chain_ticks(after.backward) <= chain_ticks(before.backward)
+        first, second = (clock.time_segments(segments.backward) for segments in (before, after))
+        assert computed(second) == computed(first)
+        assert max(sum_either(first)) <= chain_ticks(second) <= chain_ticks(first)
         for index, step in enumerate(after.backward):  # what is beside has a product of the same block to run with
             assert not step.overlaps_next or after.backward[index + 1].collective is None
 

@@ -33,7 +33,10 @@ def test_a_backward_in_two_takes_the_ticks_of_a_whole_one(name: str) -> None:
     small, plan = equal_stages(name, 4, 8)
     stage = StageCosts(small).plan_costs(plan).stages[0]
     if plan.splits_backward:
-        parts = (sum(block.ticks(kind) for block in stage.blocks) for kind in (ActionKind.INPUT, ActionKind.WEIGHT))
+        parts = (
+            sum(block.passes.select(kind).ticks for block in stage.blocks)
+            for kind in (ActionKind.INPUT, ActionKind.WEIGHT)
+        )
         assert sum(parts) == stage.backward_ticks
     program = lower(small, plan)
     work = sum(program.work[index].duration for index in program.work_of if program.work[index].stage == 0)
@@ -57,8 +60,8 @@ def test_zero_bubble_schedules_order_the_step_as_their_papers_say(ranks: int, mi
 
     small, plan = equal_stages("zb1p", ranks, microbatches)
     block = StageCosts(small).plan_costs(plan).stages[0].blocks[0]
-    weight = block.ticks(ActionKind.WEIGHT) / 1e12
-    assert block.ticks(ActionKind.INPUT) >= block.ticks(ActionKind.WEIGHT)
+    weight = block.passes.select(ActionKind.WEIGHT).ticks / 1e12
+    assert block.passes.select(ActionKind.INPUT).ticks >= block.passes.select(ActionKind.WEIGHT).ticks
     assert taken("1f1b") - taken("zb1p") == pytest.approx(2 * (ranks - 1) * weight, rel=1e-9)
     assert taken("zb2p") <= taken("zb1p") * (1 + 1e-9)
     assert taken("naive") > taken("gpipe")

@@ -8,14 +8,14 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.costs.segments import Segment, chain_ticks
+from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 
-from ...problems import problem
+from ...problems import find_block_cost, problem
 
 SEQUENCE, HIDDEN, FP32 = 32, 64, 4  # of tests/strategies/problems.py
 
@@ -23,9 +23,7 @@ SEQUENCE, HIDDEN, FP32 = 32, 64, 4  # of tests/strategies/problems.py
 def moves(small: Problem, layout: Layout, direction: str) -> list[tuple[str, Collective, float]]:
     """Return (axis, collective, bytes) of every collective of one layer."""
     plan, costs = complete(small, layout), StageCosts(small)
-    steps: tuple[Segment, ...] = getattr(
-        costs.blocks.cost(plan, "layers", costs.machine(plan).rank(0)).segments, direction
-    )
+    steps: tuple[Segment, ...] = getattr(find_block_cost(costs, plan, "layers").work.segments, direction)
     return [(step.axis, step.collective, step.size) for step in steps if step.collective is not None]
 
 
@@ -67,17 +65,6 @@ def test_gradients_are_summed_over_all_ranks_that_share_the_batch_or_a_sequence(
     table = StageCosts(small).machine(complete(small, Layout(data=2, context=2, tensor=2))).table
     assert reductions
     assert table.tables["data"].devices.shape == (2, 4)
-
-
-def test_a_chain_waits_for_what_runs_beside_it() -> None:
-    # 2, then 3 beside 5, then 4 beside 1: 2 + 5 + 4 = 11
-    def compute(ticks: int) -> Segment:
-        return Segment(TaskKind.FORWARD, ticks, "compute")
-
-    def shift(ticks: int) -> Segment:
-        return Segment(TaskKind.CONTEXT_COMMUNICATION, ticks, "shift", overlaps_next=True)
-
-    assert chain_ticks([compute(2), shift(5), compute(3), shift(1), compute(4)]) == 11
 
 
 def test_a_fast_ring_is_hidden_and_a_slow_one_is_not() -> None:

@@ -37,7 +37,8 @@ def test_a_unit_is_a_layer_of_which_tensor_ranks_have_their_part() -> None:
 def test_a_tied_table_is_kept_by_the_first_and_the_last_stage() -> None:
     tied, free = problem(tied=True), problem()
     plan = complete(tied, Layout(data=2, pipeline=4))
-    [(pair, (block, _))] = find_tied_parameters(tied.graph, plan)
+    [(pair, (block, _))] = find_tied_parameters(tied.graph, plan.stages, plan.positions)
     assert pair == (0, 3) and block == tied.graph.occurrences[-1][0]
-    assert find_tied_parameters(tied.graph, complete(tied, Layout(data=8))) == []
-    assert find_tied_parameters(free.graph, complete(free, Layout(data=2, pipeline=4))) == []
+    for small, layout in ((tied, Layout(data=8)), (free, Layout(data=2, pipeline=4))):
+        untied = complete(small, layout)
+        assert find_tied_parameters(small.graph, untied.stages, untied.positions) == []

@@ -161,7 +161,7 @@ def test_softmax_is_one_kernel_for_multiples_of_four_heads(microbatch: int, laun
     small = problem(attention="unfused")
     costs = StageCosts(small)
     plan = complete(small, Layout(tensor=8, microbatch=microbatch))
-    steps = costs.plan_costs(plan).stages[0].blocks[1].segments
+    steps = costs.plan_costs(plan).stages[0].blocks[1].work.segments
     assert {step.num_launches for step in (*steps.forward, *steps.backward) if step.label == "softmax"} == {launches}
 
 

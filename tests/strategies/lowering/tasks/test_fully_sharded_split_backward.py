@@ -136,7 +136,7 @@ def test_without_overlap_everything_comes_after_another() -> None:
 
 def ticks_of(pair: Pair, kind: ActionKind) -> tuple[int, int]:
     first, second = StageCosts(pair.small).plan_costs(pair.plan).stages[0].blocks
-    return first.ticks(kind), second.ticks(kind)
+    return first.passes.select(kind).ticks, second.passes.select(kind).ticks
 
 
 @pytest.mark.parametrize("zero", [2, 3])

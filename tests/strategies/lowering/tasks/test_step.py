@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.residents import schedule_updates
-from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape, Volumes, step_shape
+from meshwise.strategies.lowering.step_shape import Volumes, step_shape
+from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton
 from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
 from meshwise.strategies.lowering.tasks.unflushed import _UnflushedBuilder

@@ -15,10 +15,9 @@ from meshwise.simulator.engine import longest_path, simulate, step_ticks, step_t
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, Program, TaskKind
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.bounds.path_times import find_path_times
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import Granularity, StageCosts, lower
-from meshwise.strategies.lowering.costs.optimizer import optimizer_ticks
+from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA
@@ -246,7 +245,7 @@ def test_every_way_to_the_longest_path_agrees(case: Case) -> None:
     path = step_ticks(chains, "longest_path")
     assert step_ticks(operators, "longest_path") == path
     assert step_ticks(lower(small, plan, folded=False), "longest_path") <= path
-    assert find_path_times(costs, [plan]).tolist() == [path]
+    assert SimulatedCost(small).list_path_ticks([plan]) == [path]
     assert SimulatedCost(small).plan_bound(plan) <= step_time(chains, "longest_path")
     assert PlanMemory(costs).peak(plan) == simulate(chains, "longest_path").peak_memory
 
