@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshwise.simulator.engine.compiled import Ints, compile_loop, pays
 from meshwise.simulator.program import IntArray
+from meshwise.strategies.lowering.tasks.ending import ENDING, Scope
 from meshwise.strategies.schedules.orders import Orders, list_orders, order_actions
 from meshwise.strategies.schedules.schedule import build_schedule
 
@@ -217,23 +218,26 @@ def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntA
 Rows = Sequence[Ints]
 
 
+ENDING_COLUMNS = tuple(name for phase in ENDING for name in phase.columns)
+"""The columns of ticks of the end of a step, in order."""
+
+_SCOPES = tuple(list(Scope).index(phase.scope) for phase in ENDING for _ in phase.columns)
+"""Which positions go on together after each of `ENDING_COLUMNS`, by number."""
+
+_POSITION, _PAIR = (list(Scope).index(scope) for scope in (Scope.POSITION, Scope.PAIR))
+
+
 class Endings(NamedTuple):
     """The endings of steps of one schedule, a row of ticks each.
 
     ``first_buckets`` has the first bucket of every stage among all, and after the last stage their number;
-    ``bucket_reductions`` the reduction of every bucket. Columns by pipeline position, and ``norm``, are those of
-    `meshwise.strategies.bounds.durations.EndingTicks`. ``tied_sums`` has the sum of every tied parameter's gradients.
+    ``bucket_reductions`` the reduction of every bucket. ``columns`` are the `ENDING_COLUMNS`: ticks by position, by
+    pair of positions, or of all positions.
     """
 
     first_buckets: IntArray
     bucket_reductions: IntArray
-    late_reductions: IntArray
-    replicated_sums: IntArray
-    optimizer: IntArray
-    gather: IntArray
-    squares: IntArray
-    norm: IntArray
-    tied_sums: IntArray
+    columns: tuple[IntArray, ...]
 
 
 class StepRows(NamedTuple):
@@ -262,7 +266,12 @@ def finish_steps(
         compile_loop(_fill_finishes)(result, steps, pass_times, bucket_ticks, endings, last_stages, pairs)
         return result
     ticks = [0] * len(result)
-    of_steps, of_passes, of_endings = to_lists(steps), to_lists(pass_times), to_lists(endings)
+    of_steps, of_passes = to_lists(steps), to_lists(pass_times)
+    of_endings = endings._replace(
+        first_buckets=endings.first_buckets.tolist(),
+        bucket_reductions=endings.bucket_reductions.tolist(),
+        columns=to_lists(endings.columns),
+    )
     _fill_finishes(ticks, of_steps, of_passes, bucket_ticks.tolist(), of_endings, last_stages.tolist(), pairs.tolist())
     return np.array(ticks, dtype=np.int64)
 
@@ -279,36 +288,35 @@ def _fill_finishes(
     """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
     lanes, ending_rows = steps
     rank_ends, stage_starts = walked
-    first_buckets, bucket_reductions, late_reductions, replicated_sums, optimizer, gather, squares, norm, tied_sums = (
-        endings
-    )
+    first_buckets, bucket_reductions, columns = endings
     for step in range(len(result)):
         row, ending_row = lanes[step], ending_rows[step]
-        position_ends = [0] * len(last_stages)
+        ends = [0] * len(last_stages)
+        reductions = [0] * len(last_stages)
         for position in range(len(last_stages)):
-            reduced = 0
+            ends[position] = rank_ends[row][position]
             for stage in last_stages[position]:
                 for bucket in range(first_buckets[ending_row][stage], first_buckets[ending_row][stage + 1]):
-                    reduced = (
-                        max(reduced, stage_starts[row][stage] + bucket_ticks[row][bucket])
+                    reductions[position] = (
+                        max(reductions[position], stage_starts[row][stage] + bucket_ticks[row][bucket])
                         + bucket_reductions[ending_row][bucket]
                     )
-            position_ends[position] = (
-                max(reduced, rank_ends[row][position] + late_reductions[ending_row][position])
-                + replicated_sums[ending_row][position]
-            )
-        for pair in range(len(pairs)):
-            first_position, second_position = pairs[pair][0], pairs[pair][1]
-            position_ends[first_position] = position_ends[second_position] = (
-                max(position_ends[first_position], position_ends[second_position]) + tied_sums[ending_row][pair]
-            )
-        for index in range(len(norm[ending_row])):
-            norm_start = 0
-            for position in range(len(last_stages)):
-                norm_start = max(norm_start, position_ends[position] + squares[ending_row][position])
-            for position in range(len(last_stages)):
-                position_ends[position] = norm_start + norm[ending_row][index]
-        for position in range(len(last_stages)):
-            result[step] = max(
-                result[step], position_ends[position] + optimizer[ending_row][position] + gather[ending_row][position]
-            )
+        for column in range(len(_SCOPES)):
+            ticks = columns[column][ending_row]
+            if _SCOPES[column] == _POSITION:
+                for position in range(len(ends)):
+                    ends[position] += ticks[position]
+                    if column == 0:  # what buckets have reduced beneath passes is there too
+                        ends[position] = max(ends[position], reductions[position])
+            elif _SCOPES[column] == _PAIR:
+                for pair in range(len(pairs)):
+                    first_position, second_position = pairs[pair][0], pairs[pair][1]
+                    ends[first_position] = ends[second_position] = (
+                        max(ends[first_position], ends[second_position]) + ticks[pair]
+                    )
+            else:
+                for index in range(len(ticks)):
+                    end = max(ends) + ticks[index]
+                    for position in range(len(ends)):
+                        ends[position] = end
+        result[step] = max(ends)

@@ -17,7 +17,14 @@ from meshwise.simulator.engine.flows import MAX_TICKS
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.durations import EndingTicks, SendTicks, TickTables
-from meshwise.strategies.bounds.longest_path import Endings, StepRows, arrange_schedule, finish_steps, walk
+from meshwise.strategies.bounds.longest_path import (
+    ENDING_COLUMNS,
+    Endings,
+    StepRows,
+    arrange_schedule,
+    finish_steps,
+    walk,
+)
 from meshwise.strategies.lowering.costs.keys import PassKey, PlanKeys, StageKey
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
@@ -91,10 +98,10 @@ class LongestPaths:
     @memoise
     def ending_rows(self, machine: Machine, stages: StageKey, ending: EndingTicks) -> Endings:
         """Return the ticks of a step's ending, one row of each column."""
-        bucket_reductions, *other_ticks = ending
-        first_buckets = np.cumsum([0, *map(len, bucket_reductions)])
-        rows = (list(chain(*bucket_reductions)), *other_ticks, self._list_tied_ticks(machine, stages))
-        return Endings(first_buckets, *map(_to_row, rows))
+        first_buckets = np.cumsum([0, *map(len, ending.bucket_reductions)])
+        columns = ending._asdict() | {"tied_sums": self._list_tied_ticks(machine, stages)}
+        bucket_row = _to_row(list(chain(*ending.bucket_reductions)))
+        return Endings(first_buckets, bucket_row, tuple(_to_row(columns[name]) for name in ENDING_COLUMNS))
 
     def _list_tied_ticks(self, machine: Machine, stages: StageKey) -> list[int]:
         """Return the ticks of the sum of each tied parameter's gradients."""
@@ -145,11 +152,13 @@ class LongestPaths:
         plan = batch[0].plan
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
         pass_ticks, send_ticks, bucket_ticks = map(_pad_rows, zip(*lane_rows, strict=True))
-        ending_table = Endings(*map(_pad_rows, zip(*ending_rows, strict=True)))
+        first_buckets, bucket_rows, column_rows = zip(*ending_rows, strict=True)
+        columns = tuple(map(_pad_rows, zip(*column_rows, strict=True)))
+        ending_table = Endings(_pad_rows(first_buckets), _pad_rows(bucket_rows), columns)
         steps = StepRows(*map(np.array, zip(*plan_rows, strict=True)))
         # In floats, because integers would overflow unseen before the check.
         work = (pass_ticks + send_ticks).sum(axis=1, dtype=np.float64) * plan.num_microbatches
-        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in ending_table[1:])
+        ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in (ending_table.bucket_reductions, *columns))
         most_work = (work[steps.lane] + ending_work[steps.ending]).max()
         if most_work > MAX_TICKS:
             raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {most_work:.3g}")

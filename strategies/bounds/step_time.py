@@ -30,6 +30,7 @@ from meshwise.strategies.lowering.rank_classes.placement import host_phases
 from meshwise.strategies.lowering.residents import schedule_updates
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import overlaps_gradients
+from meshwise.strategies.lowering.tasks.ending import ENDING, Scope
 from meshwise.strategies.lowering.timing import host_ticks
 from meshwise.strategies.plan.offloading import HOST, HOST_KINDS, STEPS, UPDATE_CHUNKS, Offloading
 from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
@@ -250,8 +251,15 @@ class StepBounds:
                 strict=False,
             )
         )
-        columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=True)
-        return tuple(sum(parts) + sum(ending.norm) for parts in columns)
+        columns = ending._asdict() | {
+            "late_reductions": tuple(last_reductions),
+            "optimizer": step_ticks,
+            "squares": squares,
+            "norm": (sum(ending.norm),) * stages.num_positions,
+        }
+        # Sums between two positions are left out, which keeps the ticks a lower bound.
+        names = [name for phase in ENDING if phase.scope is not Scope.PAIR for name in phase.columns]
+        return tuple(map(sum, zip(*(columns[name] for name in names), strict=True)))
 
     def _list_host_updates(self, stages: StageKey, states: StateKey, offload: Offloading) -> tuple[int, ...]:
         """Return the ticks of each position's update where hosts have optimizer states."""

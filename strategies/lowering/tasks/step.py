@@ -16,6 +16,7 @@ import numpy as np
 from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.program import IntArray, StreamKind
 from meshwise.strategies.lowering.tasks.activation_copies import ActivationOffload
+from meshwise.strategies.lowering.tasks.ending import ENDING, GATHER, GRADIENT_SUMS, SQUARES, TIED_SUMS, UPDATE, Scope
 from meshwise.strategies.lowering.tasks.shape import LeavingBucket, PartShape, StepShape
 from meshwise.strategies.lowering.tasks.skeleton import (
     GRADIENTS,
@@ -467,20 +468,29 @@ class StepBuilder(PassBuilder):
         """Return the abstract tasks of the whole step."""
         for pass_actions in order_actions(self.order):
             self.add_actions(pass_actions)
-        for position in range(self.shape.ranks):
-            self._sum_gradients(position)
+        add_at_position = {
+            GRADIENT_SUMS: self._sum_gradients,
+            SQUARES: self._square_gradients,
+            UPDATE: self._update_parameters,
+            GATHER: self._gather_parameters,
+        }
+        for phase in ENDING:
+            if phase.scope is Scope.POSITION:
+                for position in range(self.shape.ranks):
+                    add_at_position[phase](position)
+            elif phase is TIED_SUMS:
+                self._sum_tied_gradients()
+            else:
+                self._sum_norm()
+        return self.build_skeleton()
+
+    def _sum_tied_gradients(self) -> None:
+        """Sum the gradients of each parameter that two positions keep."""
         for number, (first_position, second_position, num_phases) in enumerate(self.shape.tied_sums):
             streams = ((first_position, StreamKind.DATA), (second_position, StreamKind.DATA))
             self._add_communication(
                 Site(tied_kind(first_position, second_position), first_position), "tied", (number,), streams, num_phases
             )
-        if self.shape.norm_phases is not None:
-            self._clip_gradients(self.shape.norm_phases)
-        for position in range(self.shape.ranks):
-            self._update_parameters(position)
-        for position in range(self.shape.ranks):
-            self._gather_parameters(position)
-        return self.build_skeleton()
 
     def _add_communication(
         self, site: Site, role: str, key: tuple[int, ...], streams: Streams, num_phases: int
@@ -518,20 +528,24 @@ class StepBuilder(PassBuilder):
         for kind, num_phases in self.shape.gathers[position]:
             self._add_communication(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), num_phases)
 
-    def _clip_gradients(self, num_phases: int) -> None:
-        """Read the gradients of every rank, and sum their norm over the ranks of all positions."""
-        for position in range(self.shape.ranks):
-            chain, compute_streams = self.chains[position], ((position, StreamKind.COMPUTE),)
-            waits = [(task, position) for task in (self.last_reductions[position], *chain.ends)]
-            chain.tail, chain.side_tail = (
-                self.add_task(Site(RANK, position), "squares", (), compute_streams, -1, waits),
-                None,
-            )
-            if self.shape.updates[position].has_host_gradients:
-                waits.append((self.host_sums[position], position))
-                chain.side_tail = self.add_copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
+    def _square_gradients(self, position: int) -> None:
+        """Read the gradients of a position for their norm, where they are clipped."""
+        if self.shape.norm_phases is None:
+            return
+        chain, compute_streams = self.chains[position], ((position, StreamKind.COMPUTE),)
+        waits = [(task, position) for task in (self.last_reductions[position], *chain.ends)]
+        chain.tail, chain.side_tail = (
+            self.add_task(Site(RANK, position), "squares", (), compute_streams, -1, waits),
+            None,
+        )
+        if self.shape.updates[position].has_host_gradients:
+            waits.append((self.host_sums[position], position))
+            chain.side_tail = self.add_copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
+
+    def _sum_norm(self) -> None:
+        """Sum the norm of gradients over the ranks of all positions, where they are clipped."""
         streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
-        self._add_communication(Site(NORM, 0), "norm", (), streams, num_phases)
+        self._add_communication(Site(NORM, 0), "norm", (), streams, self.shape.norm_phases or 0)
 
     def _update_parameters(self, position: int) -> None:
         """Update the parameters: those with states on the device at once, the others chunk by chunk."""
