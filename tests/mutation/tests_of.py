@@ -49,7 +49,18 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/strategies/lowering/costs/test_optimizer_clipping.py",
         "tests/strategies/lowering/costs/test_optimizer.py",
         "tests/strategies/lowering/costs/test_optimizer_precisions.py",
+        "tests/strategies/lowering/test_timing_optimizer.py",
     ),
+    "strategies/lowering/timing.py": (
+        "tests/strategies/lowering/test_timing.py",
+        "tests/strategies/lowering/test_timing_optimizer.py",
+        "tests/strategies/operators/test_costs_nodes.py",
+    ),
+    "strategies/lowering/costs/segments.py": (
+        "tests/strategies/lowering/test_timing.py",
+        "tests/strategies/lowering/costs/test_segments.py",
+    ),
+    "strategies/bounds/pass_peaks.py": ("tests/strategies/bounds/test_pass_peaks.py",),
     "strategies/lowering/costs/liveness.py": (
         "tests/strategies/lowering/costs/test_liveness_operators.py",
         "tests/strategies/lowering/costs/test_liveness.py",
