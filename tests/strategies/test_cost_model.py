@@ -4,9 +4,10 @@ Each of its parts keeps what it has computed for all plans that share it, under 
 which the value hangs, a plan is told what holds of another.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from itertools import islice, pairwise
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -15,180 +16,162 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.simulator.engine import step_time
+from meshwise.simulator.engine import simulate
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering import lower
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.framework import FRAMEWORKS
-from meshwise.strategies.plan.group import Group
-from meshwise.strategies.plan.layout import GRADIENT_REDUCTIONS, Layout, StepDecisions
-from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading
-from meshwise.strategies.plan.parallelism import Attention
-from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.recomputation import PerStage, Recompute
-from meshwise.strategies.plan.rules import violations
-from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.choices import find_family
 
 from ..examples import LONG
-from .plans import OFFLOADINGS, ORDERS, RECOMPUTATIONS, SEQUENCE, Case, Network, any_machine
+from .layouts import (
+    HALVES,
+    RANKS,
+    SPLIT_V,
+    V,
+    any_group,
+    any_layout,
+    any_problem,
+    group_of_one,
+    groups_are_defined,
+    is_legal,
+)
+from .pairs import FIELDS, LAYOUT_FIELDS, Sample, any_pair
 from .problems import problem
 
 Answers = dict[str, object]
 
-RANKS, LAYERS, BATCH = 8, 8, 24
+PAIRS = -(-2000 // len(FIELDS)) if LONG else 2
+"""Pairs of every field: 2,000 of all together in the long run."""
+
+QUICK = ("bound", "peak", "fits", "family", "busy", "group")
+ALL = (*QUICK, "path", "evaluation", "step")
+"""Questions about a plan: all, and those that are answered without its program."""
+
 WALK = 25
 """Plans that one cost model is asked of."""
 
-V = "0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1 \n 1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1"
-SPLIT_V = "0F0 3F0 3I0 0I0 3W0 0W0 0F1 3F1 3I1 0I1 0W1 3W1 \n 1F0 2F0 2I0 1I0 1W0 2W0 1F1 2F1 2I1 1I1 1W1 2W1"
-LOOP = "0F0 2F0 2B0 0B0 0F1 2F1 2B1 0B1 \n 1F0 3F0 3B0 1B0 1F1 3F1 3B1 1B1"
-HALVES = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1 \n 2F0 3F0 3B0 2B0 2F1 3F1 3B1 2B1"
-WRITTEN = (V, SPLIT_V, LOOP, HALVES)
-"""Orders of two microbatches and four stages, which lie on two ranks in three ways."""
+OFTEN = (*LAYOUT_FIELDS, *("schedule", "chunks", "zero", "offload", "overlap_gradients") * 2)
 
-OFFLOADS = (*OFFLOADINGS, Offloading(activations=(1.0, 0.0)), Offloading(optimizer=(0.0, 1.0)))
-NAMES = [field.name for field in fields(Layout)]
-OFTEN = (*NAMES, *("schedule", "chunks", "zero", "offload", "overlap_gradients") * 2)
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_nothing_that_holds_of_a_plan_is_told_of_one_that_differs_in_one_field(name: str) -> None:
+    num_apart = 0
+    for number in range(PAIRS):
+        draw = Random(f"{name} {number}")
+        problem, first, second = any_pair(name, draw)
+        chosen = ALL if LONG or not number else QUICK
+        fresh_first, later_second = ask_in_turn(problem, (first, second), draw, chosen)
+        fresh_second, later_first = ask_in_turn(problem, (second, first), draw, chosen)
+        assert later_first == fresh_first, (number, problem, first, second)
+        assert later_second == fresh_second, (number, problem, second, first)
+        num_apart += fresh_first != fresh_second
+    assert num_apart, "of no pair the answers differ, so that no confusion shows"
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_bounds_are_in_order_on_plans_of_every_field(name: str) -> None:
+    for number in range(PAIRS if LONG else 1):
+        draw = Random(f"laws of {name} {number}")
+        problem, *samples = any_pair(name, draw)
+        for sample in samples:
+            if not sample.plan.asynchronous:
+                obeys_laws(problem, sample, draw)
+
+
+def obeys_laws(problem: Problem, sample: Sample, draw: Random) -> None:
+    """Assert that each bound of a plan, and each of a group of which it is a member, is at most the next tighter."""
+    costs, (plan, layout) = SimulatedCost(problem), sample
+    timeline = simulate(lower(problem, plan))
+    assert costs.plan_bound(plan) <= costs.longest_paths([plan])[0] <= timeline.step_time, sample
+    assert costs.peak_memory(plan) == timeline.peak_memory, sample
+    if layout is None or not groups_are_defined(layout):
+        return
+    group, family = any_group(problem, layout, draw), find_family(layout)
+    assert plan.overlaps_passes or costs.busy_bound(family) <= timeline.step_time, sample
+    table = costs.group_bounds(group)
+    for row, column in np.ndindex(table.shape):
+        if not group.member_mask[row, column]:
+            continue
+        member = complete(problem, group.build_layout(row, column))
+        bound = costs.plan_bound(member)
+        assert table[row, column] <= bound or not costs.fits(member), (sample, row, column)
+        assert costs.family_bound(family) <= bound, (sample, row, column)
+
+
+def ask_in_turn(
+    problem: Problem, samples: Sequence[Sample], draw: Random, chosen: Sequence[str] = ALL
+) -> list[Answers]:
+    """Return what one cost model, made where nothing is known of any plan, says of plans one after another."""
+    forget()
+    costs = SimulatedCost(problem)
+    answers = [ask(costs, sample, draw, chosen) for sample in samples]
+    if all("path" in answer for answer in answers):
+        together = costs.longest_paths([sample.plan for sample in samples])
+        assert together == [answer["path"] for answer in answers], samples
+    return answers
+
+
+def forget() -> None:
+    """Forget what functions keep of plans for all cost models."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("meshwise.strategies.")]
+    for value in [value for module in modules for value in vars(module).values()]:
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+def ask(costs: SimulatedCost, sample: Sample, draw: Random, chosen: Sequence[str] = ALL) -> Answers:
+    """Return all that a cost model says of a plan, or what is chosen of it, asked in any order."""
+    plan, layout = sample
+    questions: dict[str, Callable[[], object]] = {
+        "bound": lambda: costs.plan_bound(plan),
+        "peak": lambda: costs.peak_memory(plan),
+        "fits": lambda: (costs.fits(plan), costs.hosts_fit(plan)),
+        "path": lambda: costs.longest_paths([plan])[0],
+        "evaluation": lambda: costs.evaluate(plan),
+        "step": lambda: simulate_with(costs, sample),
+    }
+    if plan.asynchronous and not LONG:
+        chosen = QUICK  # many steps are simulated of these plans
+    if layout is not None and groups_are_defined(layout):
+        questions["family"] = lambda: costs.family_bound(find_family(layout))
+        questions["busy"] = lambda: costs.busy_bound(find_family(layout))
+        questions["group"] = lambda: costs.group_bounds(group_of_one(layout)).tolist()
+    names = [name for name in questions if name in chosen]
+    names = draw.sample(names, len(names))
+    return dict(sorted((name, questions[name]()) for name in names))
+
+
+def simulate_with(costs: SimulatedCost, sample: Sample) -> tuple[object, ...]:
+    """Return step time, and peak memory of all devices and hosts, of the program made of what a cost model knows."""
+    timeline = simulate(lower(costs.problem, sample.plan, costs=costs.costs))
+    peaks = [[profile.peak for profile in profiles] for profiles in (timeline.memory, timeline.host_memory)]
+    return timeline.step_time, peaks, timeline.links
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=400 if LONG else 8, deadline=None)
+@settings(max_examples=400 if LONG else 2, deadline=None)
 def test_a_plan_is_told_the_same_after_any_others(seed: int) -> None:
     draw = Random(seed)
     problem = any_problem(draw)
     shared = SimulatedCost(problem)
     for layout in islice(walk(problem, draw), WALK):
-        plan, group = complete(problem, layout), any_group(problem, layout, draw) if draw.random() < 0.2 else None
-        simulated = not plan.asynchronous and draw.random() < 0.2
-        told = asked(shared, layout, group, draw, simulated=simulated)
-        assert told == asked(SimulatedCost(problem), layout, group, draw, simulated=simulated), layout
-        if simulated:
-            path, step = told["path"], told["step"]
-            assert isinstance(path, float)
-            assert isinstance(step, float)
-            assert shared.plan_bound(plan) <= path <= step, layout
-
-
-def asked(costs: SimulatedCost, layout: Layout, group: Group | None, draw: Random, *, simulated: bool) -> Answers:
-    """Return what a cost model says, asked in any order of a layout and, if there is one, of a group."""
-    plan, family = complete(costs.problem, layout), find_family(layout)
-    questions: dict[str, Callable[[], object]] = {
-        "bound": lambda: costs.plan_bound(plan),
-        "peak": lambda: costs.peak_memory(plan),
-        "fits": lambda: costs.fits(plan),
-    }
-    if group is not None:
-        questions["floor"], questions["reach"] = lambda: costs.family_bound(family), lambda: costs.busy_bound(family)
-        questions["table"] = lambda: costs.group_bounds(group).tolist()
-    if simulated:
-        questions["path"] = lambda: costs.longest_paths([plan])[0]
-        questions["step"] = lambda: step_time(lower(costs.problem, plan, costs=costs.costs))
-    names = draw.sample(list(questions), len(questions))
-    return dict(sorted((name, questions[name]()) for name in names))
-
-
-def any_problem(draw: Random) -> Problem:
-    """Return a network of eight layers on a machine of eight devices."""
-    training = Training(
-        BATCH,
-        SEQUENCE,
-        draw.choice(["fp32", "bf16"]),
-        draw.choice(["adamw", "sgd"]),
-        gradient_clipping=draw.choice([False, True]),
-        framework=draw.choice(sorted(FRAMEWORKS)),
-    )
-    network = Network(LAYERS, draw.choice(["flash", "unfused", "experts"]), draw.choice([False, True]))
-    return Case(network, any_machine(draw.choice, RANKS), training, Layout()).problem()
+        sample = Sample(complete(problem, layout), layout)
+        names = QUICK if draw.random() < 0.8 else ALL
+        assert ask(shared, sample, draw, names) == ask(SimulatedCost(problem), sample, draw, names), layout
 
 
 def walk(problem: Problem, draw: Random) -> Iterator[Layout]:
     """Yield layouts, all but the first like an earlier one but for one field or two."""
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     while True:
-        base, other = draw.choice(found or [Layout(data=RANKS)]), any_layout(draw)
+        base, other = draw.choice(layouts or [Layout(data=RANKS)]), any_layout(problem, draw)
         names = draw.sample(OFTEN, draw.choice([1, 1, 2]))
         layout = replace(base, **{name: getattr(other, name) for name in names}) if draw.random() < 0.8 else other
-        if layout not in found and next(violations(problem, layout), None) is None:
-            found.append(layout)
+        if layout not in layouts and is_legal(problem, layout):
+            layouts.append(layout)
             yield layout
-
-
-def any_layout(draw: Random) -> Layout:
-    """Return a layout on all devices, legal or not: every field is drawn."""
-    pipeline = draw.choice([1, 2, 2, 4])
-    tensor = draw.choice([size for size in (1, 1, 2, 4) if size * pipeline <= RANKS])
-    rows = draw.choice([size for size in (1, 1, 1, 2) if size * tensor * pipeline <= RANKS])
-    context = draw.choice([size for size in (1, 1, 1, 2) if size * rows * tensor * pipeline <= RANKS])
-    data, zero = RANKS // (pipeline * tensor * rows * context), draw.choice([0, 1, 2, 3])
-    schedule = draw.choice([*SCHEDULES, *WRITTEN] if pipeline == 2 else [*SCHEDULES])
-    rule = SCHEDULES.get(schedule)
-    chunks = 1 if rule is None or pipeline == 1 else draw.randint(rule.chunks[0], rule.chunks[1] or 2)
-    stages = 4 if rule is None else pipeline * chunks
-    sizes = (1, 2, 3, 4, 6) if rule else (BATCH // 2 // data,)
-    apart = PerStage(tuple(draw.choice(RECOMPUTATIONS) for _ in range(stages)))
-    cuts = sorted(draw.sample(range(1, LAYERS), stages - 1))
-    return Layout(
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        microbatch=draw.choice([*sizes, tuple(draw.choice(sizes) for _ in range(data))]),
-        schedule=schedule,
-        chunks=chunks,
-        zero=zero,
-        sequence_parallel=draw.choice([False, True]),
-        recompute=draw.choice([*RECOMPUTATIONS, apart]),
-        context=context,
-        expert=draw.choice([1, 1, 2, 4]),
-        attention=draw.choice(list(Attention)),
-        overlap_gradients=draw.choice([False, True]),
-        scatter_gather=draw.choice([False, True]),
-        stages=draw.choice(["even", "balanced", tuple(b - a for a, b in pairwise([0, *cuts, LAYERS]))]),
-        order=draw.choice(ORDERS),
-        placement=draw.choice([(), (), tuple(range(RANKS))[::-1]]),
-        offload=draw.choice(OFFLOADS),
-        zero_shards=draw.choice([0, 0, 2]) if zero else 0,
-        reshard_after_forward=zero < 3 or draw.choice([False, True]),
-        gradient_reduction=draw.choice(GRADIENT_REDUCTIONS),
-        tensor_rows=rows,
-        overlap_tensor=draw.choice([False, True]),
-    )
-
-
-def any_group(problem: Problem, layout: Layout, draw: Random) -> Group | None:
-    """Return a group of a layout's degrees and schedule; none where ranks have different microbatches."""
-    if not isinstance(layout.microbatch, int):
-        return None
-    passes = tuple(
-        StepDecisions(
-            recompute=draw.choice(RECOMPUTATIONS),
-            overlap_tensor=draw.choice([False, True]),
-            offload=Offloading(activations=draw.choice([(), WHOLE_FRACTION, (0.5,)])),
-        )
-        for _ in range(3)
-    )
-    away = (
-        NO_OFFLOADING,
-        NO_OFFLOADING,
-        Offloading((0.5,)),
-        Offloading(WHOLE_FRACTION),
-        Offloading(WHOLE_FRACTION, (0.5,)),
-    )
-    states = tuple(
-        StepDecisions(
-            zero=draw.choice([0, 1, 2, 3]),
-            reshard_after_forward=draw.choice([False, True]),
-            overlap_gradients=draw.choice([False, True]),
-            gradient_reduction=draw.choice(GRADIENT_REDUCTIONS),
-            offload=draw.choice(away),
-        )
-        for _ in range(4)
-    )
-    group = Group(layout, passes, states, np.ones((len(passes), len(states)), np.bool_))
-    legal = [
-        [next(violations(problem, group.build_layout(row, at)), None) is None for at in range(4)] for row in range(3)
-    ]
-    return replace(group, member_mask=np.array(legal))
 
 
 TWO = Layout(data=2, pipeline=2, microbatch=8, zero=2)
@@ -206,33 +189,25 @@ TWO = Layout(data=2, pipeline=2, microbatch=8, zero=2)
         (Layout(data=4), {"overlap_gradients": False}, "torch"),
         (Layout(data=4), {"gradient_reduction": "parameter_server"}, "torch"),
     ],
-    ids=lambda each: repr(each) if isinstance(each, dict) else None,
+    ids=lambda value: repr(value) if isinstance(value, dict) else None,
 )
 def test_what_holds_of_one_plan_is_not_told_of_another(one: Layout, changes: dict[str, Any], framework: str) -> None:
     devices = one.data * one.tensor * one.pipeline
     small = problem(devices=devices, batch=32)
     small = replace(small, training=replace(small.training, framework=framework))
-    both, draw = (one, replace(one, **changes)), Random(0)
-    for first, second in (both, both[::-1]):
-        shared = SimulatedCost(small)
-        asked(shared, first, None, draw, simulated=True)
-        alone = asked(SimulatedCost(small), second, None, draw, simulated=True)
-        assert asked(shared, second, None, draw, simulated=True) == alone
-        assert alone != asked(SimulatedCost(small), first, None, draw, simulated=True)  # or the law says nothing
+    layouts, draw = (one, replace(one, **changes)), Random(0)
+    samples = [Sample(complete(small, layout), layout) for layout in layouts]
+    for first, second in (samples, samples[::-1]):
+        fresh, later = ask_in_turn(small, (first, second), draw)
+        (alone,) = ask_in_turn(small, (second,), draw)
+        assert later == alone
+        assert alone != fresh  # or the law says nothing
 
 
 def test_bounds_of_orders_that_split_backward_are_not_told_of_those_that_do_not() -> None:
     small = problem(devices=4, batch=8)
-    states = (StepDecisions(zero=2),)
-    groups = [
-        Group(
-            replace(TWO, microbatch=2, schedule=each, stages=(4, 1, 2, 1)),
-            (StepDecisions(recompute=Recompute.NONE),),
-            states,
-            np.ones((1, 1), np.bool_),
-        )
-        for each in (V, SPLIT_V)
-    ]
+    layouts = [replace(TWO, microbatch=2, schedule=order, stages=(4, 1, 2, 1)) for order in (V, SPLIT_V)]
+    groups = list(map(group_of_one, layouts))
     for first, second in (groups, groups[::-1]):
         shared = SimulatedCost(small)
         shared.group_bounds(first)
