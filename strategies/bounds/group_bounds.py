@@ -163,7 +163,7 @@ class GroupBounds:
 
     def _bound_class(self, plan: Plan, passes: Choices, states: Choices, limit: float) -> FloatArray:
         """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
-        plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[0], offload=NO_OFFLOADING))
+        plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0])
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
         distinct_choices = {_read_pass_flags(choice): choice for choice in passes}.values()
         quickest_choices = [replace(choice, recompute=Recompute.NONE) for choice in distinct_choices]
@@ -226,8 +226,8 @@ class GroupBounds:
         """
         if any(state.offload.parameters):
             return (0,) * plan.pipeline, (0,) * plan.pipeline
-        chosen_plan = _with_states(plan, replace(state, offload=NO_OFFLOADING))
-        machine, offload = self.costs.machine(chosen_plan), replace(state.offload, activations=())
+        chosen_plan = _with_states(plan, state)
+        machine, offload = self.costs.machine(chosen_plan), state.offload
         _, stages, state_key = self.costs.find_keys(chosen_plan)
         tails = self.step_bounds.list_tails(machine, stages, state_key, plan.schedule, offload)
         waits = self.step_bounds.list_reduction_waits(machine, stages, state_key, plan.schedule)
@@ -465,8 +465,9 @@ _HELD_CHANGE = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT
 
 
 def _with_states(plan: Plan, state: StepDecisions) -> Plan:
-    """Return a plan under a choice of states."""
-    return replace(plan, **{name: getattr(state, name) for name in STATE_DECISIONS})
+    """Return a plan under a choice of states, with nothing in host memory."""
+    values = {name: getattr(state, name) for name in STATE_DECISIONS}
+    return replace(plan, **values | {"offload": NO_OFFLOADING})
 
 
 def _number_distinct(values: Iterable[T]) -> tuple[list[T], list[int]]:

@@ -174,7 +174,10 @@ def _waits_for_groups(plan: Plan) -> bool:
 
 def _pad_rows(rows: Sequence[IntArray]) -> IntArray:
     """Return rows as one table, shorter rows filled up with zeros."""
-    result = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    width = max(map(len, rows))
+    if all(len(row) == width for row in rows):
+        return np.array(rows)
+    result = np.zeros((len(rows), width), np.int64)
     for index, row in enumerate(rows):
         result[index, : len(row)] = row
     return result

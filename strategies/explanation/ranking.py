@@ -19,6 +19,7 @@ from time import process_time
 from typing import Protocol
 
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.evaluation import CostModel, Evaluation, Trial
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
@@ -150,7 +151,6 @@ class Ranking:
         self.bounds = list(lower_bounds) or [0.0] * len(self.candidates)
         self._paths = list(self.bounds)
         self._levels = [_INHERITED] * len(self.bounds)
-        self._times: dict[Plan, float] = {}
         self.num_simulated = 0
 
     def check_time(self) -> None:
@@ -223,12 +223,11 @@ class Ranking:
         lower_bounds = [bound / max(factor, 1.0) * _ROUNDING for bound in self._paths]
         return Ranking(costs, self.candidates, lower_bounds, self.seconds)
 
+    @memoise
     def step_time(self, plan: Plan) -> float:
         """Return the step time of a plan in seconds, whether it fits or not."""
-        if plan not in self._times:
-            self.check_time()
-            self._times[plan] = self.costs.step_time(plan)
-        return self._times[plan]
+        self.check_time()
+        return self.costs.step_time(plan)
 
     def _sharpen_bound(self, index: int) -> None:
         plan, level = self.complete_candidate(self.candidates[index]), self._levels[index] + 1

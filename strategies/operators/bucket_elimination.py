@@ -153,10 +153,8 @@ class _Builder:
         for node, number in enumerate(self.classes):
             self.nodes.setdefault(number, node)
             self._add_factor(Factor(number, (node,), 0))
-        contents: dict[int, bytes] = {}
         for index, (source, target, times) in enumerate(graph.edges):
-            content = contents.setdefault(id(times), times.tobytes())
-            number = self._assign_number((content, self.classes[source], self.classes[target]))
+            number = self._assign_number((times.tobytes(), self.classes[source], self.classes[target]))
             self.edges.setdefault(number, index)
             self._add_factor(Factor(number, (source, target), 0))
 

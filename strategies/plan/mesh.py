@@ -160,7 +160,7 @@ class Mesh:
 
     def group_size(self, kind: str) -> int:
         """Return the number of ranks in a group of one kind of `GROUPS`."""
-        return prod(self.size(name) for name in GROUPS[kind])
+        return prod(map(self.size, GROUPS[kind]))
 
     def rows(self, *names: str) -> NDArray[np.int64]:
         """Return the groups along some axes, one row of ranks per group, by first rank; no rows for groups of one.

@@ -69,9 +69,9 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
 def need_violations(layout: StepDecisions) -> Iterator[Violation]:
     """Yield a violation for every decision of a step that is not its default and lacks what that needs."""
     for item in STEP_DECISIONS:
-        value = getattr(layout, item.name)
-        is_unknown = item.values and value not in item.values  # another rule says so
-        if item.needs is None or value == item.default or is_unknown or item.is_free(layout):
+        if item.needs is None or (value := getattr(layout, item.name)) == item.default or item.is_free(layout):
+            continue
+        if item.values and value not in item.values:  # another rule says so
             continue
         (name, values), value_text = item.needs, str(value).lower() if isinstance(value, bool) else value
         yield Violation(

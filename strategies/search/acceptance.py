@@ -13,8 +13,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwise.simulator.memo import memoise
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
-from meshwise.strategies.plan.layout import DECISIONS, Layout, Level, names_at
+from meshwise.strategies.plan.layout import DECISIONS, Layout, Level, StepDecisions, names_at
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
@@ -153,7 +154,6 @@ class Answers:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._memos = [_RuleMemo(rule) for rule in rules]
-        self._groups: dict[tuple[object, ...], _RuleMemo] = {}
 
     def list_refusals(self, layout: Layout, undecided: Collection[str] = ()) -> tuple[str, ...]:
         """Return every distinct reason against a layout that holds whatever the values of its ``undecided`` fields."""
@@ -180,12 +180,26 @@ class Answers:
         if not undecided_memos:
             return group
         # rules that depend on no undecided field have answered above and need not be in the key
-        key = group.passes, group.states, group.member_mask.tobytes(), *undecided_memos
-        if key not in self._groups:
-            self._groups[key] = _RuleMemo(lambda layout: (self._find_members(group, layout, undecided_memos),))
-        answer = self._groups[key].answer(group.layout)
+        table = group.passes, group.states, group.member_mask.tobytes()
+        answer = self._find_table_memo(*table, tuple(undecided_memos)).answer(group.layout)
         assert answer is not None  # no field is undecided
         return Group(group.layout, group.passes, group.states, answer[0])
+
+    @memoise
+    def _find_table_memo(
+        self,
+        passes: tuple[StepDecisions, ...],
+        states: tuple[StepDecisions, ...],
+        mask: bytes,
+        undecided_memos: tuple["_RuleMemo", ...],
+    ) -> "_RuleMemo":
+        """Return the answers of undecided rules about all groups of a table, by the layout that members share."""
+        member_mask = np.frombuffer(mask, dtype=np.bool_).reshape(len(passes), len(states))
+
+        def find_members(layout: Layout) -> tuple[NDArray[np.bool_]]:
+            return (self._find_members(Group(layout, passes, states, member_mask), layout, undecided_memos),)
+
+        return _RuleMemo(find_members)
 
     def _find_members(
         self, group: Group, base_layout: Layout, undecided_memos: Sequence[_RuleMemo]

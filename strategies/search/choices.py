@@ -10,7 +10,7 @@ balance: the layers of a stage in proportion to the FLOP/s of its devices).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
@@ -173,6 +173,14 @@ class ScheduleChoice(NamedTuple):
     stages: str | tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FamilyKind:
+    """A family that stands for all that agree with it in some properties: these alone are compared and hashed."""
+
+    family: Layout = field(compare=False)
+    properties: tuple[object, ...]
+
+
 class Choices:
     """The values that the fields of layouts in one space may have.
 
@@ -186,9 +194,6 @@ class Choices:
         self.is_mixed = len(set(problem.cluster.device_kinds.tolist())) > 1
         dims = (dim for block in self.graph.blocks for operator in block.operators for dim, _ in operator.dims)
         self._has_experts = EXPERTS in dims
-        self._schedules: dict[tuple[object, ...], tuple[ScheduleChoice, ...]] = {}
-        self._states: dict[tuple[object, ...], tuple[StepDecisions, ...]] = {}
-        self._num_layouts: dict[tuple[object, ...], int] = {}
         self._allowed_offloads = self._list_offloadings()
         self._answers = None if space.accepts is None else Answers(space.accepts.list_rules(problem))
         self._operator_choices = self._list_operator_choices()
@@ -213,15 +218,25 @@ class Choices:
 
     def count_layouts(self, family: Layout) -> int:
         """Return how many layouts a family has."""
-        # the key has every property of a family on which the number depends: families of equal keys have equally many
-        cut_key = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
-        group_key = tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES)
-        rank_key = family.replicas > 1, family.zero_shards > 0
-        stage_key = family if self._answers is not None else self._find_stage_key(family)
-        key = (family.pipeline, self.batch // family.sequences, cut_key, group_key, rank_key, stage_key)
-        if key not in self._num_layouts:
-            self._num_layouts[key] = sum(group.num_members for group in self.groups(family))
-        return self._num_layouts[key]
+        return self._count_kind(self._find_kind(family))
+
+    def _find_kind(self, family: Layout) -> "FamilyKind":
+        """Return a family with every property on which the number of its layouts depends."""
+        if self._answers is not None:
+            return FamilyKind(family, (family,))
+        properties = (
+            family.pipeline,
+            self.batch // family.sequences,
+            (family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel),
+            tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES),
+            (family.replicas > 1, family.zero_shards > 0),
+            self._find_stage_key(family),
+        )
+        return FamilyKind(family, properties)
+
+    @memoise
+    def _count_kind(self, kind: "FamilyKind") -> int:
+        return sum(group.num_members for group in self.groups(kind.family))
 
     def contains(self, layout: Layout) -> bool:
         """Return whether a layout is in the space."""
@@ -455,23 +470,26 @@ class Choices:
 
     def list_schedules(self, family: Layout) -> tuple[ScheduleChoice, ...]:
         """Return the schedules of a family: first the ones with one chunk per rank, then the others."""
+        properties = family.pipeline, self.batch // family.sequences, self._find_stage_key(family)
+        return self._list_kind_schedules(FamilyKind(family, properties))
+
+    @memoise
+    def _list_kind_schedules(self, kind: "FamilyKind") -> tuple[ScheduleChoice, ...]:
+        family = kind.family
         pipeline, num_microbatches = family.pipeline, self.batch // family.sequences
-        key = (pipeline, num_microbatches, self._find_stage_key(family))
-        if key not in self._schedules:
-            usual_names = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
-            names = self._select_extent(self.space.schedule, CORE_SCHEDULES, usual_names, SYNCHRONOUS)
-            ordered_names = [*(name for name in CORE_SCHEDULES if name in names), *dict.fromkeys(names)]
-            rules = [SCHEDULES[name] for name in dict.fromkeys(ordered_names)]
-            flat_pairs = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED_SCHEDULES]
-            looped_pairs = product(rules, self._list_chunks(pipeline) if pipeline > 1 else ())
-            pairs = [*(pair for pair in flat_pairs if allows_value(self.space.chunks, 1)), *looped_pairs]
-            legal_pairs = [pair for pair in pairs if self._is_legal_schedule(*pair, pipeline, num_microbatches)]
-            self._schedules[key] = tuple(
-                ScheduleChoice(rule.name, chunks, stages)
-                for rule, chunks in (legal_pairs if pipeline > 1 else legal_pairs[:1])  # all are the same on one rank
-                for stages in self._list_stages(family, rule, chunks)
-            )
-        return self._schedules[key]
+        usual_names = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
+        names = self._select_extent(self.space.schedule, CORE_SCHEDULES, usual_names, SYNCHRONOUS)
+        ordered_names = [*(name for name in CORE_SCHEDULES if name in names), *dict.fromkeys(names)]
+        rules = [SCHEDULES[name] for name in dict.fromkeys(ordered_names)]
+        flat_pairs = [(rule, 1) for rule in rules if rule.chunks[0] == 1 and rule.name not in _LOOPED_SCHEDULES]
+        looped_pairs = product(rules, self._list_chunks(pipeline) if pipeline > 1 else ())
+        pairs = [*(pair for pair in flat_pairs if allows_value(self.space.chunks, 1)), *looped_pairs]
+        legal_pairs = [pair for pair in pairs if self._is_legal_schedule(*pair, pipeline, num_microbatches)]
+        return tuple(
+            ScheduleChoice(rule.name, chunks, stages)
+            for rule, chunks in (legal_pairs if pipeline > 1 else legal_pairs[:1])  # all are the same on one rank
+            for stages in self._list_stages(family, rule, chunks)
+        )
 
     def _is_legal_schedule(self, rule: ScheduleRule, chunks: int, pipeline: int, num_microbatches: int) -> bool:
         splits_frozen = self.problem.training.frozen and rule.splits_backward
@@ -621,17 +639,19 @@ class Choices:
 
     def list_states(self, layout: Layout) -> tuple[StepDecisions, ...]:
         """Return the columns of a group: where states may be under the degrees and the schedule of a layout."""
-        ranks = layout.replicas
-        key = (ranks > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule)
-        if key not in self._states:
-            values: dict[str, Sequence[Any]] = {name: self.list_values(name) for name in _STATE_NAMES}
-            values["zero"] = [zero for zero in self._zero_stages if zero or not layout.zero_shards]
-            if ranks == 1:  # a single rank shares and sums nothing
-                values = {name: choices[:1] for name, choices in values.items()}
-            values["offload"] = list(dict.fromkeys(replace(item, activations=()) for item in self._allowed_offloads))
-            states = (StepDecisions(**dict(zip(values, choice, strict=True))) for choice in product(*values.values()))
-            self._states[key] = HashedTuple(state for state in states if self._is_legal_state(layout, state))
-        return self._states[key]
+        properties = layout.replicas > 1, layout.zero_shards > 0, layout.pipeline, layout.schedule
+        return self._list_kind_states(FamilyKind(layout, properties))
+
+    @memoise
+    def _list_kind_states(self, kind: "FamilyKind") -> tuple[StepDecisions, ...]:
+        layout = kind.family
+        values: dict[str, Sequence[Any]] = {name: self.list_values(name) for name in _STATE_NAMES}
+        values["zero"] = [zero for zero in self._zero_stages if zero or not layout.zero_shards]
+        if layout.replicas == 1:  # a single rank shares and sums nothing
+            values = {name: choices[:1] for name, choices in values.items()}
+        values["offload"] = list(dict.fromkeys(replace(item, activations=()) for item in self._allowed_offloads))
+        states = (StepDecisions(**dict(zip(values, choice, strict=True))) for choice in product(*values.values()))
+        return HashedTuple(state for state in states if self._is_legal_state(layout, state))
 
     @cached_property
     def _zero_stages(self) -> list[int]:

@@ -69,8 +69,9 @@ class Evaluator:
         if self.executor is None:
             return
         for plan in plans:
-            if plan not in self._futures:
-                self._futures[plan] = self.executor.submit(_evaluate_copy, self._pickled_costs, plan)
+            if plan in self._futures:
+                continue
+            self._futures[plan] = self.executor.submit(_evaluate_copy, self._pickled_costs, plan)
 
     def evaluate(self, plan: Plan) -> Evaluation:
         """Return the evaluation of ``plan``; wait for it where it was begun."""

@@ -228,15 +228,10 @@ def count_layouts(problem: Problem, space: Space = EVERYTHING) -> int:
     return sum(map(choices.count_layouts, choices.families()))
 
 
-_LATEST_CHOICES: list[Choices] = []
-
-
+@lru_cache(maxsize=1)
 def find_choices(problem: Problem, space: Space) -> Choices:
-    """Return the choices of a space; the latest are cached, since searches ask for neighbours layout by layout."""
-    # by identity, because to compare two problems is to compare their graphs
-    if not _LATEST_CHOICES or _LATEST_CHOICES[0].problem is not problem or _LATEST_CHOICES[0].space != space:
-        _LATEST_CHOICES[:] = [Choices(problem, space)]
-    return _LATEST_CHOICES[0]
+    """Return the choices of a space; the latest are kept, since searches ask for neighbours layout by layout."""
+    return Choices(problem, space)
 
 
 def neighbours(problem: Problem, space: Space, layout: Layout) -> tuple[Layout, ...]:

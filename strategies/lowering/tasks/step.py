@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray, StreamKind
 from meshwise.strategies.lowering.tasks.activation_copies import ActivationOffload
 from meshwise.strategies.lowering.tasks.ending import ENDING, GATHER, GRADIENT_SUMS, SQUARES, TIED_SUMS, UPDATE, Scope
@@ -92,8 +93,6 @@ class PassBuilder(TaskList):
         Actions whose passes are of joined variants.
     bodies
         The tasks of a pass of each variant, and the first tasks of its repetitions.
-    leaving_buckets
-        By stage and kind of pass, the buckets that leave after each part.
     """
 
     def __init__(self, shape: StepShape) -> None:
@@ -102,7 +101,6 @@ class PassBuilder(TaskList):
         self.order = build_schedule(shape.schedule, shape.ranks, shape.microbatches, shape.chunks)
         self.placement = find_rule(shape.schedule).placement
         self.first_gradients, self.last_gradients = self.order.first_gradients, self.order.last_gradients
-        self.part_templates: dict[tuple[int, ...], _PartTemplates] = {}
         self.bodies: dict[tuple[int, ...], tuple[_PassBody, list[int]]] = {}
         self.chains = [Chain() for _ in range(shape.ranks)]
         self.last_reductions: list[int | None] = [None] * shape.ranks
@@ -113,7 +111,6 @@ class PassBuilder(TaskList):
         self.host_sums: list[int | None] = [None] * shape.ranks
         self.host_buckets: set[tuple[int, int]] = set()
         self.last_computed: list[int | None] = [None] * shape.ranks
-        self.leaving_buckets: dict[tuple[int, ActionKind], dict[int, list[LeavingBucket]]] = {}
 
     def add_actions(self, actions: tuple[Action, ...]) -> None:
         """Add an action, or two that overlap: they take turns at collectives, beneath which the other one computes."""
@@ -240,9 +237,7 @@ class PassBuilder(TaskList):
         launch_waits: list[int | None],
     ) -> None:
         """Add the tasks of a part: launches, phases, and launches that run ahead."""
-        if key not in self.part_templates:
-            self.part_templates[key] = self._build_templates(position, key, part)
-        templates = self.part_templates[key]
+        templates = self._build_templates(position, key, part)
         waits = [(task, position) for task in (*waited_tasks, chain.side_tail)]
         if templates.stream is not chain.stream:  # else the stream they share keeps their order
             waits.append((chain.tail, position))
@@ -264,6 +259,7 @@ class PassBuilder(TaskList):
         chain.side_tail, chain.pending_side = chain.pending_side, None
         chain.tail, chain.stream = number, templates.stream
 
+    @memoise
     def _build_templates(self, position: int, key: tuple[int, ...], part: PartShape) -> _PartTemplates:
         """Return the templates of a part, in the order of its tasks."""
         kind = (
@@ -302,12 +298,15 @@ class PassBuilder(TaskList):
 
     def _list_leaving(self, action: Action, part: int) -> list[LeavingBucket]:
         """Return the buckets that leave after a part of an action."""
-        key = action.stage, action.kind
-        if key not in self.leaving_buckets:
-            self.leaving_buckets[key] = defaultdict(list)
-            for bucket in self.shape.stages[action.stage].buckets:
-                self.leaving_buckets[key][bucket.leaving_part(action.kind)].append(bucket)
-        return self.leaving_buckets[key].get(part, [])
+        return self._group_leaving(action.stage, action.kind).get(part, [])
+
+    @memoise
+    def _group_leaving(self, stage: int, kind: ActionKind) -> dict[int, list[LeavingBucket]]:
+        """Return the buckets that leave after each part of a stage's passes of a kind."""
+        buckets_after: dict[int, list[LeavingBucket]] = defaultdict(list)
+        for bucket in self.shape.stages[stage].buckets:
+            buckets_after[bucket.leaving_part(kind)].append(bucket)
+        return buckets_after
 
     def _reduce_bucket(self, chain: Chain, position: int, action: Action, leaving_bucket: LeavingBucket) -> None:
         """Reduce a bucket of gradients, a stage's last ones over replicas too, and copy it to the host."""

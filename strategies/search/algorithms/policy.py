@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph, OperatorKind
 from meshwise.simulator.operator_graph import Tensor as Value
 from meshwise.strategies.plan.problem import Problem, Training
@@ -67,7 +68,6 @@ class Policy:
         nodes, edges = read_operators(problem.graph)
         self._nodes, self._machine = _to_tensor(nodes), _to_tensor(read_machine(problem.cluster, problem.training))
         self._edges = torch.tensor(sorted(set(edges)), dtype=torch.int64).reshape(-1, 2).T
-        self._features: dict[tuple[object, ...], Tensor] = {}
         shapes = {
             "node": (self._nodes.shape[1], WIDTH),
             **{
@@ -99,17 +99,18 @@ class Policy:
 
     def find_features(self, branch: Branch) -> Tensor:
         """Return the features of a decision, [`HASH_WIDTH` + 1]: hashed values, and the logarithms of its numbers."""
-        key = branch.fields, branch.values
-        if key not in self._features:
-            vector = torch.zeros(HASH_WIDTH + 1)
-            for field, value in zip(*key, strict=True):
-                # crc32 and not hash(): strings hash differently in every process
-                code = crc32(f"{field}={value}".encode())
-                vector[code % HASH_WIDTH] += 1 if code >> 31 else -1
-                if type(value) is int:
-                    vector[HASH_WIDTH] += log10(1 + value)
-            self._features[key] = vector
-        return self._features[key]
+        return self._hash_values(branch.fields, branch.values)
+
+    @memoise
+    def _hash_values(self, fields: tuple[str, ...], values: tuple[object, ...]) -> Tensor:
+        vector = torch.zeros(HASH_WIDTH + 1)
+        for field, value in zip(fields, values, strict=True):
+            # crc32 and not hash(): strings hash differently in every process
+            code = crc32(f"{field}={value}".encode())
+            vector[code % HASH_WIDTH] += 1 if code >> 31 else -1
+            if type(value) is int:
+                vector[HASH_WIDTH] += log10(1 + value)
+        return vector
 
     def logits(self, problem: Tensor, history: Tensor, rows: Sequence[Sequence[Branch]]) -> Tensor:
         """Return the scores of every walk's branches, [walks, most branches]; minus infinity where there is no branch.

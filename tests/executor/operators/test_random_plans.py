@@ -32,7 +32,7 @@ from meshwise.strategies.plan.plan import Plan  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402
 from meshwise.strategies.plan.sharding import OperatorSharding  # noqa: E402
 from meshwise.strategies.search.algorithms.operators import Frontier  # noqa: E402
-from meshwise.strategies.search.driver import search  # noqa: E402
+from meshwise.strategies.search.simulated_search import search  # noqa: E402
 
 from ...examples import LONG  # noqa: E402
 from ...strategies.problems import find_block_cost, find_block_layout  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pickle
 
-from meshwise.strategies.memo import HashedTuple, memoise, remember_latest
+from meshwise.simulator.memo import HashedTuple, memoise, remember_latest
 
 
 class Counting:
