@@ -52,7 +52,7 @@ def changed(small: Problem, first: Layout, second: Layout) -> set[str]:
         ({"zero": 2}, {"run", "passes", "states"}),
         ({"sequence_parallel": False}, {"cut", "run", "passes", "stages"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_decision_changes_the_keys_of_what_depends_on_it(change: dict[str, object], names: set[str]) -> None:
     assert changed(SMALL, BASE, replace(BASE, **change)) == names  # type: ignore[arg-type]
