@@ -110,10 +110,10 @@ def _fill_stages(layers: list[float], end_load: float, max_load: float) -> list[
 
 def count_possible_stages(graph: OperatorGraph) -> int:
     """Return the largest number of stages with a block each: one per layer, and one for each end with other blocks."""
-    names = [block.layer for _, block in graph.occurrences]
-    if not any(names):
+    occurrences = graph.occurrences
+    if not any(block.layer for _, block in occurrences):
         return 1
-    return num_layers(graph) + int(not names[0]) + int(not names[-1])
+    return num_layers(graph) + sum(not block.layer for _, block in (occurrences[0], occurrences[-1]))
 
 
 def share_ends(layers: int, stages: int) -> tuple[int, ...]:
