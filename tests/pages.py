@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 COMMANDS = ("meshwise", "python", "python3", "pip", "pytest", "dask", "sh", "sbatch", "srun", "kubectl", "torchrun")
 SHELL = ("sh", "console")
-LANGUAGES = (*SHELL, "python", "yaml", "json", "text", "pycon", "math", "")
+LANGUAGES = (*SHELL, "python", "yaml", "json", "text", "pycon", "math", "diff", "")
 
 
 @dataclass(frozen=True, slots=True)
