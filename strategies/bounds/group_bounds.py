@@ -242,7 +242,7 @@ class GroupBounds:
             for rank in dict.fromkeys(rank for ranks in machine.ranks for rank in ranks)
         }
         for position, ranks in enumerate(machine.ranks):
-            kinds = [stages.kinds.kind_of[stage] for stage in stages.list_stages(position)]
+            kinds = [stages.kinds.kind_of[stage] for stage in stages.by_position[position]]
             rows = [ticks_of[rank] for rank in ranks]
             forward[:, position] = np.minimum.reduce([row[0][:, kinds[0]] for row in rows])
             backward[:, position] = np.minimum.reduce([row[1][:, kinds[0]] for row in rows])

@@ -160,7 +160,7 @@ class StepBounds:
         """
         rows = []
         for position, ranks in enumerate(machine.ranks):
-            position_stages = stages.list_stages(position)
+            position_stages = stages.by_position[position]
             pass_tables = [self.durations.count_pass_ticks(passes, stages, rank) for rank in ranks]
             loads = [(stages.kinds.kind_of[stage], gathers[stage]) for stage in position_stages]
             first_kind, first_gathers = loads[0]
@@ -225,7 +225,7 @@ class StepBounds:
         overlaps_backward = overlaps_gradients(self.costs.problem.cluster, states)
         stage_waits = [sum(row[-1:] if overlaps_backward else row) for row in bucket_reductions]
         positions = range(stages.num_positions)
-        return tuple(sum(stage_waits[stage] for stage in stages.list_stages(position)) for position in positions)
+        return tuple(sum(stage_waits[stage] for stage in stages.by_position[position]) for position in positions)
 
     def tails(self, plan: Plan, machine: Machine) -> tuple[int, ...]:
         """Return the ticks after each rank's last backward: last sums, the norm, the update, and the gather of ZeRO."""
@@ -287,7 +287,7 @@ def _select_last(
     if not isinstance(rule, WrittenRule):
         return bucket_reductions
     positions = range(stages.num_positions)
-    tables = ([bucket_reductions[stage] for stage in stages.list_stages(position)] for position in positions)
+    tables = ([bucket_reductions[stage] for stage in stages.by_position[position]] for position in positions)
     return tuple(min(rows if rule.splits_backward else rows[:1], key=lambda row: row[-1:]) for rows in tables)
 
 

@@ -18,8 +18,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "stages of naive adjoin, so that there are sends; the rest is for the checker of types",
     (
         "strategies/bounds/step_time.py",
-        "columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=True)",
-        "columns = zip(last_reductions, ending.replicated_sums, squares, step_ticks, ending.gather, strict=(False))",
+        "return tuple(map(sum, zip(*(columns[name] for name in names), strict=True)))",
+        "return tuple(map(sum, zip(*(columns[name] for name in names), strict=(False))))",
     ): "all columns have an entry a position",
     (
         "strategies/lowering/rank_classes/placement.py",
@@ -218,8 +218,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[0], offload=NO_OFFLOADING))",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), replace(states[(-1)], offload=NO_OFFLOADING))",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0])",
+        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[(-1)])",
     ): "passes cost and keep the same under all states of a class",
     (
         "strategies/bounds/group_bounds.py",

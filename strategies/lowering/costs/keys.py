@@ -127,21 +127,20 @@ class StageKey:
         The kinds of the stages: equal ones have the same blocks, and the same recomputation where stages differ in it.
     positions
         The pipeline position of every stage.
+    by_position
+        The stages at every pipeline position, first chunk first.
     """
 
     cut: CutKey
     kinds: StageKinds
     stages: tuple[Stage, ...]
     positions: tuple[int, ...]
+    by_position: tuple[tuple[int, ...], ...]
 
     @property
     def num_positions(self) -> int:
         """The number of pipeline positions."""
-        return max(self.positions) + 1
-
-    def list_stages(self, position: int) -> tuple[int, ...]:
-        """Return the stages at a pipeline position, first chunk first."""
-        return tuple(stage for stage, stage_position in enumerate(self.positions) if stage_position == position)
+        return len(self.by_position)
 
     def find_recompute(self, recompute: Recomputation, kind: int) -> StageRecompute:
         """Return what is recomputed of the stages of a kind."""
@@ -253,7 +252,11 @@ class KeyMaker:
         self, cut: CutKey, stages: tuple[Stage, ...], positions: tuple[int, ...], choices: PerStage | None
     ) -> StageKey:
         runs = list_stage_runs(stages, cut.kinds.kind_names)
-        return StageKey(cut, self._classify_stages(runs, choices), stages, positions)
+        by_position: list[list[int]] = [[] for _ in range(max(positions) + 1)]
+        for stage, position in enumerate(positions):
+            by_position[position].append(stage)
+        rows = tuple(map(tuple, by_position))
+        return StageKey(cut, self._classify_stages(runs, choices), stages, positions, rows)
 
     @memoise
     def _classify_stages(self, runs: tuple[Runs, ...], choices: PerStage | None) -> StageKinds:

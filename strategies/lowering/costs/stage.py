@@ -310,7 +310,7 @@ class StageWorks:
     @memoise
     def _list_buffers(self, stages: StageKey, sequences: int, microbatches: int) -> tuple[int, ...]:
         """Return the bytes that the framework keeps on a rank of each position for so many microbatches."""
-        position_stages = [stages.list_stages(position) for position in range(stages.num_positions)]
+        position_stages = [stages.by_position[position] for position in range(stages.num_positions)]
         sites = [
             (
                 tuple(stages.kinds.kind_of[stage] for stage in row),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine.compiled import installed
 from meshwise.strategies.bounds.longest_path import (
     BLOCK,
+    ENDING_COLUMNS,
     LANES,
     Endings,
     PassTimes,
@@ -127,6 +128,12 @@ def rows(*values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
+def build_endings(**columns: np.ndarray) -> Endings:
+    """Return the endings of steps, with the ticks of the end of a step by the name of their column."""
+    buckets = columns.pop("first_buckets"), columns.pop("bucket_reductions")
+    return Endings(*buckets, tuple(columns[name] for name in ENDING_COLUMNS))
+
+
 def test_two_positions_by_hand() -> None:
     # Position 0 ends its passes at 50. Its bucket 0 is full at 40 + 3 and reduced in 10: 53; bucket 1 at
     # 40 + 9 = 49, but the first is under way until 53, so until 53 + 20 = 73.
@@ -134,28 +141,33 @@ def test_two_positions_by_hand() -> None:
     # Tied gradients: both wait for 73 and add 5: 78. Optimizer 2 and gather 7, or 1 and 9: 78 + 10 = 88.
     # Gradients of replicated parameters: 73 + 1, or 45 + 40 = 85, so both wait for 85: 85 + 5 + 10 = 100.
     walked = PassTimes(rows([50, 45]), rows([40, 30]))
-    endings = Endings(
-        first_buckets=rows([0, 2, 3]),
-        bucket_reductions=rows([10, 20, 4]),
-        late_reductions=rows([0, 0]),
-        replicated_sums=rows([0, 0]),
-        optimizer=rows([2, 1]),
-        gather=rows([7, 9]),
-        squares=rows([0, 0]),
-        norm=rows([]),
-        tied_sums=rows([5]),
-    )
+    columns = {
+        "first_buckets": rows([0, 2, 3]),
+        "bucket_reductions": rows([10, 20, 4]),
+        "late_reductions": rows([0, 0]),
+        "replicated_sums": rows([0, 0]),
+        "optimizer": rows([2, 1]),
+        "gather": rows([7, 9]),
+        "squares": rows([0, 0]),
+        "norm": rows([]),
+        "tied_sums": rows([5]),
+    }
+    endings = build_endings(**columns)
     steps = StepRows(np.array([0]), np.array([0]))
     for pair in ([0, 1], [1, 0]):
         assert finish_steps(steps, walked, rows([3, 9, 6]), endings, rows([0], [1]), rows(pair)).tolist() == [88]
-        summed = endings._replace(replicated_sums=rows([1, 40]))
+        summed = build_endings(**columns | {"replicated_sums": rows([1, 40])})
         assert finish_steps(steps, walked, rows([3, 9, 6]), summed, rows([0], [1]), rows(pair)).tolist() == [100]
     # clipped: position 0 reads until 78 + 3, position 1 until 78 + 6; the norm takes 4 more, until 88; then as before
-    clipped = endings._replace(squares=rows([3, 6]), norm=rows([4]))
+    clipped = build_endings(**columns | {"squares": rows([3, 6]), "norm": rows([4])})
     assert finish_steps(steps, walked, rows([3, 9, 6]), clipped, rows([0], [1]), rows([0, 1])).tolist() == [98]
-    late = endings._replace(
-        first_buckets=rows([0, 0, 0]), late_reductions=rows([11, 30]), tied_sums=rows([]), gather=rows([0, 0])
-    )
+    late_columns = {
+        "first_buckets": rows([0, 0, 0]),
+        "late_reductions": rows([11, 30]),
+        "tied_sums": rows([]),
+        "gather": rows([0, 0]),
+    }
+    late = build_endings(**columns | late_columns)
     # after the passes: 50 + 11 + 2 = 63, and 45 + 30 + 1 = 76
     assert finish_steps(steps, walked, rows([]), late, rows([0], [1]), rows().reshape(0, 2)).tolist() == [76]
 
@@ -168,8 +180,9 @@ def test_compiled_or_not_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         draw = np.random.default_rng(seed)
         stages, ways, steps = ranks * chunks, 3, 7
         first = np.concatenate([np.zeros((ways, 1), np.int64), draw.integers(0, 3, (ways, stages)).cumsum(1)], axis=1)
-        sizes = (first.max(), ranks, ranks, ranks, ranks, ranks, draw.integers(0, 2), 2)
-        endings = Endings(first, *(draw.integers(0, 50, (ways, size)) for size in sizes))
+        sizes = {"norm": draw.integers(0, 2), "tied_sums": 2}
+        columns = tuple(draw.integers(0, 50, (ways, sizes.get(name, ranks))) for name in ENDING_COLUMNS)
+        endings = Endings(first, draw.integers(0, 50, (ways, first.max())), columns)
         walked = PassTimes(draw.integers(0, 50, (ways, ranks)), draw.integers(0, 50, (ways, stages)))
         last = np.arange(stages).reshape(chunks, ranks).T[:, ::-1].copy()
         chosen = StepRows(*draw.integers(0, ways, (2, steps)))

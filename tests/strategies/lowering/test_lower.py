@@ -160,7 +160,7 @@ def uniform(ranks: int, microbatches: int, schedule: str, chunks: int = 1) -> tu
 def without_optimizer(program: Program) -> int:
     """Return the ticks until the last backward ends, transfers' latency taken out."""
     free = (TaskKind.OPTIMIZER, TaskKind.PIPELINE_COMMUNICATION)
-    work = tuple(w._replace(duration=0) if w.kind in free else w for w in program.work)
+    work = tuple(replace(w, duration=0) if w.kind in free else w for w in program.work)
     bare = replace(program, work=work, flow_of=np.full(program.num_tasks, -1))
     return round(step_time(bare) * 1e12)
 

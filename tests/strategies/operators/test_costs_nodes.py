@@ -30,9 +30,8 @@ def node_costs(*blocks: Block, devices: int = 1, tied: tuple[str, ...] = (), **t
 def of_one(costs: NodeCosts, name: str, *cut: str, block: int = 0) -> tuple[float, int, int]:
     """Return the seconds of an operator with some dims cut, the bytes it keeps, and those it holds besides."""
     where = costs.setting.problem.graph.blocks[block]
-    operator = next(each for each in where.operators if each.name == name)
     sharding = OperatorSharding(f"{where.name}.{name}", tuple((dim, (TENSOR,)) for dim in cut))
-    (ticks,), (kept,), (besides,) = costs.compute_columns(where, operator, (sharding,))
+    (ticks,), (kept,), (besides,) = costs.compute_columns(where.name, name, (sharding,))
     return int(ticks) / TICKS_PER_SECOND, int(kept), int(besides)
 
 

@@ -257,7 +257,7 @@ def test_tesseract_is_the_grid_with_data_parallel_ranks_around_it(depth: int) ->
     assert cut.parameter_share(tensor["up_weight"]) * ranks == depth * H * 4 * H
     # gradients are summed over depth, ranks q^2 apart, once a step: a share of 1 / q^2 of them
     plan, costs = complete(small, layout), StageCosts(small)
-    table = costs.machine(plan, folded=False).table
+    table = costs.build_unfolded_machine(plan).table
     assert table.tables[DATA].devices.tolist() == [[first + q * q * n for n in range(depth)] for first in range(q * q)]
     assert sum(costs.plan_costs(plan).parameters) * q * q == small.graph.num_parameters
     # and inside, every grid does what one alone does with its part of the batch

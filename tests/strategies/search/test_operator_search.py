@@ -180,8 +180,9 @@ def test_operators_that_share_a_parameter_keep_it_in_one_layout(name: str) -> No
     (block, table), (head, weight) = tied.graph.tied[0]
     assert result.trials
     for trial in result.trials:
-        blocks = StageCosts(tied).blocks
-        shapes = [blocks.layout(trial.plan, each).parameter_shape for each in (block, head)]
+        costs = StageCosts(tied)
+        cut = costs.find_keys(trial.plan).cut
+        shapes = [costs.blocks.layout(cut, each, 1).parameter_shape for each in (block, head)]
         tensors = [dict(tied.graph.occurrences)[each].tensor for each in (block, head)]
         first, second = shapes[0](tensors[0][table]), shapes[1](tensors[1][weight])
         dims = tensors[0][table].dims, tensors[1][weight].dims

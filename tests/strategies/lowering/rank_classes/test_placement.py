@@ -190,7 +190,7 @@ def test_what_is_chosen_for_a_group_is_among_what_may_be(name: str) -> None:
         for each, size, (number, group) in product(runs, 10.0 ** np.arange(2, 12), enumerate(devices)):
             chosen = collective.choose(case.cluster, each, group, float(size))
             assert chosen in found.list_candidates(kind, each)
-            assert chosen in found.list_algorithms(kind, each, number)
+            assert chosen in found.list_algorithms(kind, each, int(found.groups[kind].shape[number]))
 
 
 def test_the_kinds_of_groups_and_what_they_run() -> None:
