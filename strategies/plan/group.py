@@ -6,7 +6,7 @@ members are outer sums (`meshwise.strategies.bounds.group_bounds`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,14 @@ PASS_DECISIONS = names_at(Level.PASS)
 
 STATE_DECISIONS = names_at(Level.STATE)
 """The decisions of a column; its offloading has no activations, which belong to the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyKind:
+    """A family that stands for all that agree with it in some properties: these alone are compared and hashed."""
+
+    family: Layout = field(compare=False)
+    properties: tuple[object, ...]
 
 
 @dataclass(frozen=True, eq=False)

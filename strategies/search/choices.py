@@ -10,7 +10,7 @@ balance: the layers of a stage in proportion to the FLOP/s of its devices).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import product
@@ -24,7 +24,14 @@ from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.memo import HashedTuple, memoise
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import build_mesh
-from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group, select_passes, select_states
+from meshwise.strategies.plan.group import (
+    PASS_DECISIONS,
+    STATE_DECISIONS,
+    FamilyKind,
+    Group,
+    select_passes,
+    select_states,
+)
 from meshwise.strategies.plan.layout import (
     CORE_SCHEDULES,
     CUT_DECISIONS,
@@ -173,14 +180,6 @@ class ScheduleChoice(NamedTuple):
     stages: str | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyKind:
-    """A family that stands for all that agree with it in some properties: these alone are compared and hashed."""
-
-    family: Layout = field(compare=False)
-    properties: tuple[object, ...]
-
-
 class Choices:
     """The values that the fields of layouts in one space may have.
 
@@ -220,22 +219,18 @@ class Choices:
         """Return how many layouts a family has."""
         return self._count_kind(self._find_kind(family))
 
-    def _find_kind(self, family: Layout) -> "FamilyKind":
+    def _find_kind(self, family: Layout) -> FamilyKind:
         """Return a family with every property on which the number of its layouts depends."""
         if self._answers is not None:
             return FamilyKind(family, (family,))
-        properties = (
-            family.pipeline,
-            self.batch // family.sequences,
-            (family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel),
-            tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES),
-            (family.replicas > 1, family.zero_shards > 0),
-            self._find_stage_key(family),
-        )
+        cuts = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
+        changes = tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES)
+        ranks, stages = (family.replicas > 1, family.zero_shards > 0), self._find_stage_key(family)
+        properties = family.pipeline, self.batch // family.sequences, cuts, changes, ranks, stages
         return FamilyKind(family, properties)
 
     @memoise
-    def _count_kind(self, kind: "FamilyKind") -> int:
+    def _count_kind(self, kind: FamilyKind) -> int:
         return sum(group.num_members for group in self.groups(kind.family))
 
     def contains(self, layout: Layout) -> bool:
@@ -435,9 +430,8 @@ class Choices:
         data, inner_ranks = layout.data, layout.model_ranks // layout.pipeline
         node_shards = self.problem.cluster.first_node.devices // inner_ranks
         usual_shards = (0, node_shards) if node_shards > 1 and layout.order == AXES else (0,)
-        shard_counts = dict.fromkeys(
-            0 if n == data else n for n in self._select_extent(self.space.zero_shards, (0,), usual_shards, usual_shards)
-        )
+        counts = self._select_extent(self.space.zero_shards, (0,), usual_shards, usual_shards)
+        shard_counts = dict.fromkeys(0 if n == data else n for n in counts)
         has_zero = any(self._zero_stages)
         legal_shards = (n for n in shard_counts if n > 1 and has_zero and data % n == 0 and n % layout.expert == 0)
         return [0] * (0 in shard_counts) + list(legal_shards)
@@ -474,7 +468,7 @@ class Choices:
         return self._list_kind_schedules(FamilyKind(family, properties))
 
     @memoise
-    def _list_kind_schedules(self, kind: "FamilyKind") -> tuple[ScheduleChoice, ...]:
+    def _list_kind_schedules(self, kind: FamilyKind) -> tuple[ScheduleChoice, ...]:
         family = kind.family
         pipeline, num_microbatches = family.pipeline, self.batch // family.sequences
         usual_names = USUAL_SCHEDULES + EXPERT_SCHEDULES * self._has_experts
@@ -528,9 +522,8 @@ class Choices:
                 len(division) != stages or sum(division) != self.num_layers if isinstance(division, tuple) else False
             )
             if not is_wrong and not (division == "even" and self.num_layers % stages):
-                divisions.setdefault(
-                    self._count_layers(stages, division), division
-                )  # of words that mean the same layers the first
+                # of words that mean the same layers the first
+                divisions.setdefault(self._count_layers(stages, division), division)
         return list(divisions.values())
 
     def _find_shared_ends(self, stages: int, usual_division: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -582,29 +575,16 @@ class Choices:
     ) -> tuple[StepDecisions, ...]:
         """Return how passes of stages of so many layers may run; ``runs_whole`` where activations may be offloaded."""
         activation_choices = self._list_activations(counts, pipeline) if runs_whole else ((),)
-        passes = (
-            StepDecisions(
-                recompute=recompute,
-                offload=Offloading(activations=activations),
-                **dict(zip(_PASS_NAMES, flags, strict=True)),
-            )
-            for recompute, *flags, activations in product(
-                self._list_recomputes(max(counts)), *flag_values, activation_choices
-            )
+        rows = product(self._list_recomputes(max(counts)), *flag_values, activation_choices)
+        return HashedTuple(
+            StepDecisions(recompute=recompute, offload=Offloading(activations=activations), **_name_flags(flags))
+            for recompute, *flags, activations in rows
         )
-        return HashedTuple(passes)
 
     def _list_recomputes(self, max_layers: int) -> tuple[StageRecompute, ...]:
         if self.space.recompute is not None:
-            limit_choices = (
-                Recompute(stage_choice) if isinstance(stage_choice, str) else stage_choice
-                for stage_choice in self.space.recompute
-            )
-            return tuple(
-                dict.fromkeys(
-                    stage_choice for stage_choice in limit_choices if (stage_choice.layers or 0) <= max_layers
-                )
-            )
+            choices = (Recompute(choice) if isinstance(choice, str) else choice for choice in self.space.recompute)
+            return tuple(dict.fromkeys(choice for choice in choices if (choice.layers or 0) <= max_layers))
         if self.space.core:
             return tuple(Recompute)
         recompute_choices = (Recompute.SELECTIVE, Recompute.FULL) if self.space.wide else (Recompute.FULL,)
@@ -643,7 +623,7 @@ class Choices:
         return self._list_kind_states(FamilyKind(layout, properties))
 
     @memoise
-    def _list_kind_states(self, kind: "FamilyKind") -> tuple[StepDecisions, ...]:
+    def _list_kind_states(self, kind: FamilyKind) -> tuple[StepDecisions, ...]:
         layout = kind.family
         values: dict[str, Sequence[Any]] = {name: self.list_values(name) for name in _STATE_NAMES}
         values["zero"] = [zero for zero in self._zero_stages if zero or not layout.zero_shards]
@@ -669,11 +649,8 @@ class Choices:
     def _find_mask(self, passes: tuple[StepDecisions, ...], states: tuple[StepDecisions, ...]) -> np.ndarray:
         """Return the mask of a group: the rows and columns whose offload together the space allows."""
         allowed_offloads = set(self._allowed_offloads)
-        is_allowed = {
-            (activations, offload): replace(offload, activations=activations) in allowed_offloads
-            for activations in {choice.offload.activations for choice in passes}
-            for offload in {choice.offload for choice in states}
-        }
+        pairs = product({choice.offload.activations for choice in passes}, {choice.offload for choice in states})
+        is_allowed = {pair: replace(pair[1], activations=pair[0]) in allowed_offloads for pair in pairs}
         rows = [[is_allowed[choice.offload.activations, state.offload] for state in states] for choice in passes]
         return np.array(rows, dtype=np.bool_).reshape(len(passes), len(states))
 
@@ -691,6 +668,10 @@ class Choices:
         if limit is not None:
             return limit
         return core if self.space.core else wide if self.space.wide else usual
+
+
+def _name_flags(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(_PASS_NAMES, values, strict=True))
 
 
 _LOOPED_SCHEDULES = frozenset(name for name, rule in SCHEDULES.items() if rule.chunks == (1, None))
