@@ -172,21 +172,6 @@ class StageCost:
                         counter[segment.axis, segment.collective, segment.size] += count
         return counters
 
-    @property
-    def parameters(self) -> int:
-        """Elements of parameters on the rank."""
-        return sum(cost.parameters for cost in self.blocks)
-
-    @property
-    def expert_parameters(self) -> int:
-        """Elements of parameters on the rank that only one expert uses."""
-        return sum(cost.expert_parameters for cost in self.blocks)
-
-    @property
-    def parameter_tensors(self) -> int:
-        """Parameter tensors on the rank."""
-        return sum(cost.work.parameter_tensors for cost in self.blocks)
-
 
 class _PlacedFields(NamedTuple):
     """The fields of a `PlacedMesh` but for its cluster, in their order."""

@@ -59,7 +59,6 @@ class BlockWork(NamedTuple):
     memory: BlockMemory
     parameters: int
     expert_parameters: int
-    parameter_tensors: int
     split_passes: SplitBackward | None = None
     offloaded_bytes: int = 0
     undeferred_parameters: int = 0
@@ -138,7 +137,6 @@ class BlockWorks:
             self.memory(run, name, recompute_choice),
             self.count_parameters(cut, name),
             self.count_expert_parameters(cut, name),
-            len(layout.block.parameters),
             split_backward(layout, segments.backward) if run.splits_backward else None,
             undeferred_parameters=self.count_undeferred(run, name),
             unit=self.unit(cut, name),

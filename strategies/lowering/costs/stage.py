@@ -344,11 +344,6 @@ class StageWorks:
         is_last = stage == len(stages.stages) - 1
         return Boundary(received_bytes, 0 if is_last else self.count_boundary_bytes(stages, stage, sequences))
 
-    def buffered_boundary(self, plan: Plan, stage: int) -> Boundary:
-        """Return the bytes at both ends of a stage that lie in buffers; 0 where no buffers are used."""
-        keys = self.find_keys(plan)
-        return self.find_buffered_boundary(keys.run, keys.stages, stage)
-
     def find_buffered_boundary(self, run: RunKey, stages: StageKey, stage: int) -> Boundary:
         """Return the bytes at both ends of a stage that lie in buffers; 0 where no buffers are used."""
         if not self._has_buffers:

@@ -151,11 +151,6 @@ class Machine:
         """Return the communicator of a group class."""
         return Communicator(self.table, kind, index)
 
-    def find_group(self, kind: str, rank_class: int) -> Communicator | None:
-        """Return the communicator of a rank class's group of a kind, or ``None`` where it has none."""
-        groups = self.table.group_of.get(kind)
-        return self.communicator(kind, groups[rank_class]) if groups else None
-
     @memoise
     def rank(self, rank_class: int) -> RankProfile:
         """Return what the costs of a rank class depend on."""
