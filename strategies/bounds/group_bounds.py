@@ -150,7 +150,8 @@ class GroupBounds:
         row, column = divmod(int(np.argmax(group.member_mask)), len(group.states))
         plan = complete(self.problem, group.build_layout(row, column))
         reduces = np.array([self._reduces_in_passes(plan, state) for state in group.states])
-        for columns in (np.flatnonzero(~reduces), np.flatnonzero(reduces)):
+        has_members = group.member_mask.any(axis=0)  # a column without may be illegal, and no plan be of its kind
+        for columns in (np.flatnonzero(has_members & ~reduces), np.flatnonzero(has_members & reduces)):
             if len(columns):
                 states = [group.states[number] for number in columns.tolist()]
                 result[:, columns] = self._bound_class(plan, group.passes, states, limit)

@@ -49,6 +49,17 @@ def test_slow_ranks_of_different_columns_do_not_slow_one_microbatch_twice() -> N
     assert costs.plan_bound(plan) <= path
 
 
+def test_a_column_without_members_decides_nothing_of_the_others() -> None:
+    # kernels that add gradients run where these are kept for a whole step, as under the illegal column, not with ZeRO 3
+    small = on_one_node(devices=2, batch=8)
+    small = replace(small, training=replace(small.training, framework="megatron_2021"))
+    illegal = StepDecisions(zero=1, offload=Offloading(optimizer=(1.0,), parameters=(0.5,)))
+    columns = (illegal, StepDecisions(zero=3))
+    group = replace(whole(Layout(data=2), PASSES[:1], columns), member_mask=np.array([[False, True]]))
+    alone = SimulatedCost(small).group_bounds(whole(Layout(data=2), PASSES[:1], columns[1:]))
+    assert SimulatedCost(small).group_bounds(group).tolist() == [[inf, alone.item()]]
+
+
 PASSES = (
     StepDecisions(recompute=Recompute.NONE),
     StepDecisions(recompute=Recompute.FULL),
