@@ -19,7 +19,9 @@ _MISSING = object()
 def memoise(
     method: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """Return a method that works out its result for the same positional arguments once, and keeps it with its object.
+    """Return a method that works out its result for the same arguments once, and keeps it with its object.
+
+    Arguments are given by position alone: one given by name is a ``TypeError``.
 
     >>> class Squares:
     ...     count = 0
@@ -33,11 +35,11 @@ def memoise(
     """
     name = f"_results_of_{method.__name__}"
 
-    def look_up(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def look_up(owner: Owner, /, *arguments: Any) -> Result:
         results: dict[Any, Result] = owner.__dict__.get(name) or owner.__dict__.setdefault(name, {})
         result: Any = results.get(arguments, _MISSING)
         if result is _MISSING:
-            result = results[arguments] = method(owner, *arguments, **named)
+            result = results[arguments] = cast(Any, method)(owner, *arguments)
         return cast(Result, result)
 
     return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))

@@ -2,6 +2,8 @@
 
 import pickle
 
+import pytest
+
 from meshwise.simulator.memo import HashedTuple, memoise, remember_latest
 
 
@@ -70,3 +72,9 @@ def test_a_hashed_tuple_is_its_tuple() -> None:
     assert hash(hashed) == hash(hashed) == hash(plain)
     again = pickle.loads(pickle.dumps(hashed))
     assert (type(again), again, again.__dict__) == (HashedTuple, plain, {})
+
+
+def test_arguments_by_name_are_refused() -> None:
+    # they would be left out of what results are kept by
+    with pytest.raises(TypeError):
+        Counting().refuse(value=1)
