@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from meshwise.simulator.brief import format_items
+
 Arguments = ParamSpec("Arguments")
 Owner = TypeVar("Owner")
 Item = TypeVar("Item")
@@ -74,6 +76,9 @@ class HashedTuple(tuple[Item, ...]):
         if result is None:
             result = self.__dict__["_hash"] = super().__hash__()
         return result
+
+    def __repr__(self) -> str:
+        return format_items(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the hash: another process hashes texts otherwise."""

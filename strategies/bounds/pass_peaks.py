@@ -40,6 +40,7 @@ def pass_memory(blocks: Sequence[BlockMemory], block_changes: Sequence[BlockChan
     """Return the memory of a pass whose blocks, in its order, keep activations and also have ``block_changes``.
 
     >>> block = BlockMemory(kept_bytes=10, recomputed_bytes=5, forward=20, backward=20)
+    >>> from meshwise.simulator.program import Category
     >>> unit = (Change(Category.PARAMETERS, 7),)
     >>> pass_memory([block, block], [BlockChanges((), unit, unit)] * 2, ActionKind.FORWARD)
     PassMemory(change=20, peak=47)
