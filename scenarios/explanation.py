@@ -46,7 +46,7 @@ from meshwise.strategies.explanation.sensitivity import (
 )
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.explanation.why_not import WhyNot, explain_why_not
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention

@@ -18,8 +18,8 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import Category, Program
-from meshwise.strategies.lowering import lower
 from meshwise.strategies.lowering.communications import Communication, communications
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, REPLICA, list_data_ranks
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem

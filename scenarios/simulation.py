@@ -30,7 +30,7 @@ from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
 from meshwise.strategies.explanation.critical_path import critical_path
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 

@@ -15,7 +15,8 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH, Operator, OperatorGraph
 from meshwise.simulator.units import format_size
 from meshwise.strategies.lowering.costs.kinds import classify_blocks
-from meshwise.strategies.lowering.costs.operator import BlockLayout, find_gradient_layout, list_transfers
+from meshwise.strategies.lowering.costs.layout import BlockLayout
+from meshwise.strategies.lowering.costs.operator import find_gradient_layout, list_transfers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.sharding import ShardingSpec
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshwise.simulator.models.transformer import Transformer as Transformer
     from meshwise.simulator.operator_graph import OperatorGraph as OperatorGraph
     from meshwise.simulator.timeline import Timeline as Timeline
-    from meshwise.strategies.lowering import lower as lower
+    from meshwise.strategies.lowering.lower import lower as lower
     from meshwise.strategies.plan.layout import Layout as Layout
     from meshwise.strategies.plan.mesh import Mesh as Mesh
     from meshwise.strategies.plan.plan import Plan as Plan
@@ -77,7 +77,7 @@ _HOMES = {
     "cluster": "simulator.catalog",
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
-    "lower": "strategies.lowering",
+    "lower": "strategies.lowering.lower",
     "search": "strategies.search.simulated_search",
     "simulate": "simulator.engine",
 }

@@ -38,7 +38,9 @@ from meshwise.simulator.engine.step_graph import compile_program
 from meshwise.simulator.program import LinkClass, RankClass, Stream, StreamKind, Task, TaskKind, program_of
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem

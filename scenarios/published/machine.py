@@ -12,7 +12,7 @@ from typing import NamedTuple
 from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.published.frameworks import apply_software, launch_time
 from meshwise.scenarios.published.row import GB, Row, Skip
-from meshwise.scenarios.published.training import FOUR_BITS
+from meshwise.scenarios.published.words import FOUR_BITS
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.accelerator import Accelerator

@@ -7,7 +7,6 @@ from math import ceil, gcd
 from typing import Any, NamedTuple
 
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
-from meshwise.scenarios.published import words
 from meshwise.scenarios.published.frameworks import (
     is_megatron,
     is_sequence_parallel,
@@ -17,6 +16,7 @@ from meshwise.scenarios.published.frameworks import (
     zero_stage,
 )
 from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.words import read_attention, read_offload, read_recompute, read_schedule
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.scenarios.schema.plan import MAX_BATCH
 from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
@@ -198,7 +198,7 @@ _SIMPLER_SCHEDULES = {
 def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> Layout:
     """Return the layout that a row states, with a microbatch of 1 where it states none."""
     zero = zero_stage(row)
-    name, chunks = words.read_schedule(row, degrees.pipeline, degrees.chunks)
+    name, chunks = read_schedule(row, degrees.pipeline, degrees.chunks)
     layers = max(1, num_layers(problem.graph) // (degrees.pipeline * chunks))
     stages = degrees.pipeline * chunks
     zero_shards = count_shards(row, degrees, zero)
@@ -212,7 +212,7 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
         pipeline=degrees.pipeline,
         context=degrees.context,
         expert=degrees.expert,
-        attention=words.read_attention(row, degrees.context),
+        attention=read_attention(row, degrees.context),
         sequence_parallel=shards_sequence,
         overlap_tensor=shards_sequence and overlaps_tensor(row),
         microbatch=batch.micro or 1,
@@ -220,11 +220,11 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
         chunks=chunks,
         zero=zero,
         zero_shards=zero_shards,
-        recompute=words.read_recompute(row, layers) or Recompute.NONE,
+        recompute=read_recompute(row, layers) or Recompute.NONE,
         overlap_gradients=overlaps_gradients(row, zero) if degrees.data * degrees.context > 1 else True,
         scatter_gather=_uses_scatter_gather(row, degrees),
         stages=_divide_stages(row, num_layers(problem.graph), stages),
-        offload=words.read_offload(row),
+        offload=read_offload(row),
     )
 
 
@@ -321,7 +321,7 @@ def _shorten_recompute(layout: Layout) -> Layout | None:
 
 def list_choices(row: Row, layout: Layout, batch: Batch, graph: OperatorGraph) -> Iterator[Layout]:
     """Yield the layouts that a row leaves open: least recomputation first, then the largest microbatch."""
-    open_recompute = words.read_recompute(row, 1) is None
+    open_recompute = read_recompute(row, 1) is None
     kinds = _list_recomputations(layout, graph) if open_recompute else [layout.recompute]
     for kind in kinds:
         for micro in _list_microbatches(layout, batch):

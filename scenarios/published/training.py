@@ -4,11 +4,9 @@ import re
 
 from meshwise.scenarios.published.frameworks import is_xla, memory_conventions
 from meshwise.scenarios.published.row import Row
-from meshwise.scenarios.published.words import is_frozen
+from meshwise.scenarios.published.words import FOUR_BITS, is_frozen
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.strategies.plan.problem import Training
-
-FOUR_BITS = r"fp4|nvfp|mxfp4|int4"
 
 _PRECISIONS = (
     (FOUR_BITS, "fp8", "for 4 bits, at the rate of 4 bits where the device has one"),

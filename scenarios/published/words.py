@@ -9,6 +9,9 @@ from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute
 
+FOUR_BITS = r"fp4|nvfp|mxfp4|int4"
+"""Words for numbers of 4 bits."""
+
 _SCHEDULES = (
     (r"dual-?pipe-?v", "dualpipev", ""),
     (r"dual-?pipe|chimera", "dualpipev", "the nearest schedule that is simulated"),

@@ -9,16 +9,11 @@ from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, pass_memory, peak_activations
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
-from meshwise.strategies.lowering.costs.memory import (
-    Boundary,
-    StateCopies,
-    flat_gradient_bytes,
-    list_residents,
-)
+from meshwise.strategies.lowering.costs.memory import Boundary
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
+from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, flat_gradient_bytes
 from meshwise.strategies.lowering.costs.weights import Unit
-from meshwise.strategies.lowering.residents import count_copies, list_host_memory
+from meshwise.strategies.lowering.residents import StateCopies, count_copies, list_host_memory, list_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, bucket_limit, fill_buckets, with_whole_units
 from meshwise.strategies.lowering.tasks.fully_sharded import (

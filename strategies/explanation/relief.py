@@ -13,7 +13,7 @@ from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.machine_parts import with_host_memory, with_memory
 from meshwise.strategies.explanation.ranking import Ranking, fits
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import divisors

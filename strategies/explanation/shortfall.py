@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES, MemoryProfile
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 

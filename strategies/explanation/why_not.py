@@ -12,7 +12,7 @@ from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.critical_path import compare_times, device_time
 from meshwise.strategies.explanation.ranking import Ranking, fits, ranking
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations

@@ -15,11 +15,12 @@ from meshwise.strategies.lowering.contents import count_passes
 from meshwise.strategies.lowering.costs.optimizer import norm_axes
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.lowering.step_shape import Volumes, step_shape
+from meshwise.strategies.lowering.step_shape import step_shape
 from meshwise.strategies.lowering.tasks.data_parallel import reduction_bytes
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton, TaskTemplate
 from meshwise.strategies.lowering.tasks.step import build_step
 from meshwise.strategies.lowering.tasks.variants import kind_of
+from meshwise.strategies.lowering.volumes import Volumes
 from meshwise.strategies.plan.mesh import GROUPS, NORM, PIPELINE
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -61,7 +62,7 @@ class _CommunicationCounter:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         costs = StageCosts(problem)
         cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
-        self.plan, self.cuts, self.volumes = plan, cuts, Volumes(cuts)
+        self.plan, self.cuts, self.volumes = plan, cuts, Volumes(costs, plan, cuts.sharing, cuts.buckets)
         self.table = cuts.machine.table
         shape = step_shape(cuts, self.volumes)._replace(microbatches=plan.num_microbatches)
         self.tasks: Skeleton = build_step(shape)

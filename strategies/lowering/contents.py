@@ -31,15 +31,17 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import Category, Change, Flow, Piece, TaskKind, Work
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering.costs.memory import flat_gradient_bytes
 from meshwise.strategies.lowering.costs.offload import chunk_buffer, host_elements, update_bytes
-from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, count_updated_parameters
+from meshwise.strategies.lowering.costs.optimizer import (
+    allocates_gradients,
+    count_updated_parameters,
+    flat_gradient_bytes,
+)
 from meshwise.strategies.lowering.cuts import Cuts, Granularity, PassMode
 from meshwise.strategies.lowering.program import TaskContent
 from meshwise.strategies.lowering.rank_classes.machine import Communicator, RankProfile, TimedPhase
 from meshwise.strategies.lowering.residents import updates_parameters
 from meshwise.strategies.lowering.stage_costs import PassCollective
-from meshwise.strategies.lowering.step_shape import Volume, Volumes
 from meshwise.strategies.lowering.tasks.data_parallel import Bucket
 from meshwise.strategies.lowering.tasks.skeleton import (
     ACTIVATIONS,
@@ -51,6 +53,7 @@ from meshwise.strategies.lowering.tasks.skeleton import (
 )
 from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
 from meshwise.strategies.lowering.timing import host_ticks, norm_ticks, optimizer_ticks
+from meshwise.strategies.lowering.volumes import Volume, Volumes
 from meshwise.strategies.plan.mesh import EXPERT_DATA, PASS_AXES, REPLICA, TENSOR
 from meshwise.strategies.plan.offloading import (
     HOST,

@@ -17,10 +17,11 @@ from meshwise.strategies.lowering.rank_classes.classes import ClassTable
 from meshwise.strategies.lowering.rank_classes.machine import list_background
 from meshwise.strategies.lowering.residents import list_class_residents, list_hosts, schedule_updates
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.lowering.step_shape import Volumes, step_shape
+from meshwise.strategies.lowering.step_shape import step_shape
 from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
 from meshwise.strategies.lowering.tasks.step import build_step
 from meshwise.strategies.lowering.tasks.unflushed import build_unflushed
+from meshwise.strategies.lowering.volumes import Volumes
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
@@ -103,7 +104,7 @@ class _LoweredPasses:
     """The passes of a plan: how they are cut and what they do, for any number of microbatches."""
 
     def __init__(self, cuts: Cuts) -> None:
-        volumes = Volumes(cuts)
+        volumes = Volumes(cuts.costs, cuts.plan, cuts.sharing, cuts.buckets)
         self.cuts, self.shape, self.contents = cuts, step_shape(cuts, volumes), Contents(cuts, volumes)
 
 

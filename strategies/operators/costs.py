@@ -26,13 +26,10 @@ from meshwise.simulator.deadline import check_deadline
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import Block, Operator
 from meshwise.strategies.lowering.costs.keys import RunKey
+from meshwise.strategies.lowering.costs.layout import BlockLayout, BlockTraining, adds_before_cut
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.operator import (
-    BlockLayout,
-    BlockTraining,
     OperatorSegments,
-    adds_before_cut,
     build_arrivals,
     build_operator_segments,
     build_returns,
@@ -53,6 +50,7 @@ from meshwise.strategies.lowering.costs.rewrites import (
 from meshwise.strategies.lowering.costs.segments import BlockSegments, Kernels, Segment
 from meshwise.strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
+from meshwise.strategies.lowering.residents import list_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import RankClock, chain_ticks, norm_ticks, optimizer_ticks
 from meshwise.strategies.operators.choices import list_choices

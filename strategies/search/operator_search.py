@@ -8,7 +8,7 @@ from itertools import product
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import CostModel, Evaluation
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.choices import filter_choices, find_pin_violation, resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.costs import OperatorCosts, compute_operator_costs

@@ -21,7 +21,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.offloading import OFFLOADS, offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Problem

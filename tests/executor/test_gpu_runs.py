@@ -98,7 +98,7 @@ def test_the_peak_is_as_simulated(tmp_path: Path) -> None:
 
     from meshwise.simulator.engine import simulate
     from meshwise.simulator.models.model import build
-    from meshwise.strategies.lowering import lower
+    from meshwise.strategies.lowering.lower import lower
     from meshwise.strategies.plan.problem import Problem
 
     chosen = plan(SPEC, TRAINING, microbatch=4)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwise import load
 from meshwise.simulator.engine import simulate
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 
 from ..pace import measure_cpu
 

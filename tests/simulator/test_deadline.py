@@ -41,7 +41,7 @@ def test_events_are_ended_within_so_many() -> None:
 
 
 def test_a_check_that_ends_nothing_changes_nothing() -> None:
-    from meshwise.strategies.lowering import lower
+    from meshwise.strategies.lowering.lower import lower
 
     from ..strategies.plans import any_case
 

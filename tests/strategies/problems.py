@@ -8,11 +8,10 @@ from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Fabric, Link
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.costs.segments import Kernels, Segment
-from meshwise.strategies.lowering.stage_costs import BlockCost
+from meshwise.strategies.lowering.stage_costs import BlockCost, StageCosts
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import LayerRecompute, find_stage_recompute

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem

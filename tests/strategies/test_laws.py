@@ -22,9 +22,9 @@ from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category, Program
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, lower
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
-from meshwise.strategies.lowering.cuts import Cuts, PassMode
+from meshwise.strategies.lowering.cuts import Cuts, Granularity, PassMode
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import SomeOperators
@@ -211,7 +211,7 @@ SIMULATED = """
 from random import Random
 from meshwise.simulator.brief import to_full_text
 from meshwise.simulator.engine import simulate
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from tests.strategies.plans import any_case
 
 for seed in range(20):

@@ -14,7 +14,7 @@ from meshwise.simulator.engine import step_time
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, offloading

@@ -25,7 +25,7 @@ from meshwise.simulator.catalog import accelerator, cluster, cluster_names
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.model import build
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.problem import Problem
 
 FRAMEWORK = "torch"

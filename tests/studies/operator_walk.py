@@ -18,8 +18,9 @@ from meshwise.scenarios.files.library import find_root
 from meshwise.scenarios.loader import load
 from meshwise.simulator.operator_graph import Operator
 from meshwise.simulator.units import format_size, format_time, to_seconds
-from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.operator import BlockLayout, build_collectives
+from meshwise.strategies.lowering.costs.layout import BlockLayout
+from meshwise.strategies.lowering.costs.operator import build_collectives
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import chain_ticks
 from meshwise.strategies.operators.choices import Pin, list_choices, list_cuttable_dims
 from meshwise.strategies.operators.cost_graph import Edge, Solution

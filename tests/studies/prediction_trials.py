@@ -42,7 +42,7 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan

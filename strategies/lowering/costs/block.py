@@ -7,14 +7,10 @@ from meshwise.simulator.operator_graph import BATCH, Block
 from meshwise.strategies.lowering.costs.buffers import BlockBuffers, find_block_buffers
 from meshwise.strategies.lowering.costs.keys import CutKey, RunKey
 from meshwise.strategies.lowering.costs.kinds import Runs
+from meshwise.strategies.lowering.costs.layout import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import BlockMemory
-from meshwise.strategies.lowering.costs.operator import (
-    BlockLayout,
-    BlockTraining,
-    build_block_segments,
-    find_exchange_axes,
-)
+from meshwise.strategies.lowering.costs.operator import build_block_segments, find_exchange_axes
 from meshwise.strategies.lowering.costs.recompute import Moments, compute_moments, with_recompute
 from meshwise.strategies.lowering.costs.rewrites import (
     SplitBackward,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import Boundary
-from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.parallelism import EXPERTS
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwise.simulator.operator_graph import Block, OperatorGraph
 from meshwise.simulator.program import IntArray
+from meshwise.strategies.lowering.costs.layout import BlockKind
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import PerStage, StageRecompute, find_stage_recompute
@@ -24,14 +25,6 @@ from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, Shar
 
 Shardings = Mapping[str, OperatorSharding]
 """Shardings by the name of an operator in its block."""
-
-
-class BlockKind(NamedTuple):
-    """A block under the shardings of some of its occurrences, and the layouts in which its inputs arrive."""
-
-    block: Block
-    shardings: tuple[OperatorSharding, ...]
-    input_layouts: tuple[ShardingSpec, ...]
 
 
 class BlockKinds(NamedTuple):

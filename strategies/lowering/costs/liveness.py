@@ -14,7 +14,7 @@ from meshwise.simulator.machine.accelerator import RMS_NORM
 from meshwise.simulator.machine.compute import PRODUCTS, backward_parameters, streaming_kind
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.operator_graph import GATES, ITEMSIZE, Operator, OperatorKind
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 

@@ -1,89 +1,9 @@
-"""Memory on one rank: states that stay for the whole step, and what passes of blocks and stages keep and work in."""
+"""Memory of one microbatch on one rank: what passes of blocks and stages keep and work in."""
 
 from collections.abc import Iterable, Sequence
-from math import ceil
 from typing import NamedTuple
 
-from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.program import Category, MemoryChange
-from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare, host_states
-from meshwise.strategies.lowering.costs.optimizer import (
-    Parameters,
-    allocates_gradients,
-    count_updated_parameters,
-    state_bytes,
-    uses_ddp_buckets,
-)
-from meshwise.strategies.plan.plan import SharedStates
-from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.schedules.schedule import ActionKind
-
-
-class StateCopies(NamedTuple):
-    """Number of versions of its weights, and of buffers of gradients, that a rank keeps."""
-
-    weights: int
-    gradients: int
-
-
-SINGLE_COPY = StateCopies(1, 1)
-"""One version of the weights and one buffer of gradients."""
-
-
-def list_residents(
-    accelerator: Accelerator,
-    training: Training,
-    plan: SharedStates,
-    parameters: Parameters,
-    buffers: int,
-    rank_class: int,
-    host_share: HostShare = NO_HOST_SHARE,
-    num_copies: StateCopies = SINGLE_COPY,
-) -> tuple[MemoryChange, ...]:
-    """Return what one rank holds for the whole step, on its device and on its host.
-
-    Gradients that get their memory in a backward are not among it.
-
-    Parameters
-    ----------
-    buffers
-        Bytes that the framework keeps besides.
-    host_share
-        The part that is on the host.
-    num_copies
-        How often weights and gradients are kept.
-    """
-    num_updated = count_updated_parameters(plan, parameters.elements, parameters.expert_elements)
-    gathers_units = plan.zero == 3 and plan.shards > 1  # copies in fp8 are then made of each block and given up with it
-    quantised_bytes = 0 if gathers_units else parameters.quantised_elements * training.more_bytes
-    all_state_bytes, host_state_bytes = (
-        state_bytes(training, plan, parameters),
-        host_states(training, plan, parameters, host_share),
-    )
-    gradient_bytes = 0 if allocates_gradients(training, plan) else training.gradient_bytes
-    weights, gradients = ((num_updated if plan.zero >= min_zero else parameters.elements) for min_zero in (3, 2))
-    weights -= host_share.parameters
-    if plan.shards > 1 and plan.zero == 2 and training.conventions.keeps_shards and not training.mains_as_shards:
-        weights += num_updated
-    # Shards of the main copy, which count as optimizer state, are then the only parameters that stay.
-    if plan.shards > 1 and plan.zero == 3 and training.mains_as_shards:
-        weights = 0
-    device_sizes = {
-        Category.PARAMETERS: num_copies.weights * (weights * training.parameter_bytes + quantised_bytes),
-        Category.GRADIENTS: num_copies.gradients * (gradients - host_share.parameters) * gradient_bytes,
-        Category.OPTIMIZER: all_state_bytes - host_state_bytes,
-        Category.BUFFERS: int(accelerator.reserved) + buffers,
-    }
-    host_sizes = {
-        Category.PARAMETERS: host_share.parameters * training.parameter_bytes * (not training.mains_as_shards),
-        Category.GRADIENTS: host_share.parameters * training.gradient_bytes,
-        Category.OPTIMIZER: host_state_bytes,
-    }
-    device_changes = tuple(MemoryChange(rank_class, category, size) for category, size in device_sizes.items())
-    return (
-        *device_changes,
-        *(MemoryChange(rank_class, category, size, host=True) for category, size in host_sizes.items() if size),
-    )
 
 
 class BlockMemory(NamedTuple):
@@ -319,16 +239,3 @@ class Boundary(NamedTuple):
         # made.
         leading_memory = first_memory._replace(deferred_bytes=first_memory.deferred_bytes - lost_bytes)
         return [(leading_memory, 1), *([(first_memory, count - 1)] if count > 1 else []), *other_rows]
-
-
-def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int) -> int:
-    """Return the bytes of the flat gradient buffer that is summed after the last backward.
-
-    A sum that leaves each rank its share needs the share too. There is none without a flush: no framework here runs
-    such schedules.
-    """
-    flattens = training.conventions.flattens_gradients and not uses_ddp_buckets(training, plan)
-    if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
-        return 0
-    num_shard_elements = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
-    return (parameters + num_shard_elements) * training.gradient_bytes

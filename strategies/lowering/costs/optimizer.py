@@ -122,3 +122,16 @@ def norm_axes(training: Training, plan: Plan) -> tuple[str, ...]:
         (REPLICA,) if plan.zero else (REPLICA, *GROUPS[EXPERT_DATA])
     )  # ranks along these hold the same gradients
     return tuple(axis.name for axis in plan.mesh.axes if axis.name not in shared_axes)
+
+
+def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int) -> int:
+    """Return the bytes of the flat gradient buffer that is summed after the last backward.
+
+    A sum that leaves each rank its share needs the share too. There is none without a flush: no framework here runs
+    such schedules.
+    """
+    flattens = training.conventions.flattens_gradients and not uses_ddp_buckets(training, plan)
+    if not flattens or plan.replicas == 1 or plan.zero >= 2 or plan.asynchronous:
+        return 0
+    num_shard_elements = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
+    return (parameters + num_shard_elements) * training.gradient_bytes

@@ -25,9 +25,9 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
+from meshwise.strategies.lowering.costs.layout import defers
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
 from meshwise.strategies.lowering.costs.memory import BlockMemory
-from meshwise.strategies.lowering.costs.operator import defers
 from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators

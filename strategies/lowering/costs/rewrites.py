@@ -58,7 +58,7 @@ from typing import NamedTuple
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.lowering.costs.operator import BlockLayout, defers
+from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
 from meshwise.strategies.lowering.costs.segments import BlockSegments, Portion, Segment, Share, Streaming
 from meshwise.strategies.plan.mesh import TENSOR
 

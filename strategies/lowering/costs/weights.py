@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from meshwise.simulator.machine.compute import PRODUCTS, is_bias
 from meshwise.simulator.operator_graph import SEQUENCE, Operator, OperatorGraph, OperatorKind, Tensor
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.plan.framework import Framework
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.parallelism import EXPERTS

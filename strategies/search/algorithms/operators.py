@@ -14,7 +14,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import CostModel
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.choices import resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall, Solution
 from meshwise.strategies.operators.costs import OperatorCosts

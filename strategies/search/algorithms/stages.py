@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 from meshwise.strategies.evaluation import CostModel
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import count_stage_layers

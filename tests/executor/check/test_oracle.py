@@ -17,7 +17,7 @@ from meshwise.simulator.memory import CATEGORIES  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 from meshwise.simulator.program import Category  # noqa: E402
-from meshwise.strategies.lowering import lower  # noqa: E402
+from meshwise.strategies.lowering.lower import lower  # noqa: E402
 from meshwise.strategies.plan.completion import complete  # noqa: E402
 from meshwise.strategies.plan.layout import Layout  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402

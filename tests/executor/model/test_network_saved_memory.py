@@ -11,7 +11,7 @@ from meshwise.simulator.machine.host import Host  # noqa: E402
 from meshwise.simulator.machine.topology import Link  # noqa: E402
 from meshwise.simulator.models.model import build  # noqa: E402
 from meshwise.simulator.models.transformer import Transformer  # noqa: E402
-from meshwise.strategies.lowering import StageCosts  # noqa: E402
+from meshwise.strategies.lowering.stage_costs import StageCosts  # noqa: E402
 from meshwise.strategies.plan.completion import complete  # noqa: E402
 from meshwise.strategies.plan.layout import Layout  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402

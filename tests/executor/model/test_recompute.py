@@ -22,7 +22,7 @@ from meshwise.simulator.models.transformer import Transformer  # noqa: E402
 from meshwise.simulator.operator_graph import OperatorKind  # noqa: E402
 from meshwise.simulator.program import TaskKind  # noqa: E402
 from meshwise.simulator.timeline import Timeline  # noqa: E402
-from meshwise.strategies.lowering import lower  # noqa: E402
+from meshwise.strategies.lowering.lower import lower  # noqa: E402
 from meshwise.strategies.plan.completion import complete  # noqa: E402
 from meshwise.strategies.plan.layout import Layout  # noqa: E402
 from meshwise.strategies.plan.problem import Problem, Training  # noqa: E402

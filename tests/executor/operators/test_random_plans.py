@@ -23,7 +23,7 @@ from meshwise.executor.capture.captured import CapturedModule  # noqa: E402
 from meshwise.executor.launch.launcher import launch_ranks  # noqa: E402
 from meshwise.simulator.collective import Collective  # noqa: E402
 from meshwise.simulator.operator_graph import SEQUENCE, OperatorKind  # noqa: E402
-from meshwise.strategies.lowering import StageCosts  # noqa: E402
+from meshwise.strategies.lowering.stage_costs import StageCosts  # noqa: E402
 from meshwise.strategies.operators.choices import list_choices  # noqa: E402
 from meshwise.strategies.operators.operator_plan import build_operator_plan  # noqa: E402
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, Axis, Mesh  # noqa: E402

@@ -19,7 +19,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import Category
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training

@@ -15,7 +15,7 @@ from meshwise import load
 from meshwise.reports.page.report import Report
 from meshwise.simulator.spans import Spans
 from meshwise.strategies.explanation.critical_path import critical_path
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 
 HOSTILE = "</script><img src=x onerror='window.hacked=1'><script>window.hacked=1</script> & \"quoted\" <b>"
 

@@ -9,7 +9,7 @@ from meshwise.reports.pictures.sharded_graph import INPUT, draw_sharded_graph, l
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.lowering.costs.kinds import classify_blocks
-from meshwise.strategies.lowering.costs.operator import BlockLayout
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 

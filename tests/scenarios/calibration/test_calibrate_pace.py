@@ -17,7 +17,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.kernels import AttentionModel
 from meshwise.simulator.models.model import build
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.problem import Problem
 
 

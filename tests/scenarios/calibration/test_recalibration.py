@@ -11,7 +11,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.model import build
 from meshwise.simulator.timeline import Timeline
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.problem import Problem, Training
 
 from ...studies.prediction_trials import list_plans

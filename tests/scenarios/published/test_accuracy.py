@@ -21,7 +21,7 @@ from meshwise.scenarios.published.runs import build_run, read_runs
 from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.rank_correlation import kendall_tau
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 
 ROW = {
     "row_id": "one", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 4, "hidden": 1024,

@@ -15,7 +15,7 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.bounds.group_bounds import FloatArray
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout, StepDecisions

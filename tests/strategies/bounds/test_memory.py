@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.memory import stage_memory
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading

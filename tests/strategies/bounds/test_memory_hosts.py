@@ -13,7 +13,7 @@ from meshwise.simulator.machine.cluster import Cluster
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.relief import list_reliefs
 from meshwise.strategies.explanation.shortfall import find_shortfall
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import Layout, StepDecisions

@@ -12,7 +12,8 @@ from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from meshwise.strategies.bounds.path_times import LongestPaths
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import Axis, Mesh

@@ -8,8 +8,9 @@ from meshwise.simulator.engine import step_time
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
 from meshwise.strategies.bounds.step_time import StepBounds, least_step_time
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.lowering.rank_classes.machine import Machine
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import WHOLE_FRACTION, Offloading

@@ -8,7 +8,7 @@ from meshwise.simulator.engine import ENGINES, simulate, step_ticks
 from meshwise.simulator.program import LinkClass, Piece, RankClass, Stream, StreamKind, Task, TaskKind, Work, program_of
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.explanation.critical_path import LINK_SHARING, OTHER_RANKS, WAITING, critical_path, device_time
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 

@@ -7,7 +7,7 @@ from meshwise.strategies.explanation.guidelines import (
     count_state_bytes,
     recommendations,
 )
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem

@@ -8,7 +8,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
 from meshwise.simulator.program import Category
 from meshwise.strategies.explanation.shortfall import find_shortfall
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading

@@ -6,7 +6,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.strategies.explanation.critical_path import device_time
 from meshwise.strategies.explanation.ranking import fits
 from meshwise.strategies.explanation.why_not import explain_why_not, find_nearest
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.search.space import Space, layouts

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 
 from meshwise.simulator.program import Program
-from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
-from meshwise.strategies.lowering.lower import _LoweredPasses, _StepLowering
+from meshwise.strategies.lowering.lower import _LoweredPasses, _StepLowering, lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 
 from ..plans import Case, any_cases
 

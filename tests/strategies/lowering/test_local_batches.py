@@ -14,7 +14,9 @@ from meshwise.simulator.machine.topology import Link, Mesh
 from meshwise.simulator.program import Program, TaskKind
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, list_data_ranks

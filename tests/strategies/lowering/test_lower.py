@@ -13,8 +13,8 @@ from meshwise.simulator.machine.topology import Crossbar, Fabric, LeafSpine
 from meshwise.simulator.program import Program, StreamKind, TaskKind
 from meshwise.simulator.units import to_seconds
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
-from meshwise.strategies.lowering.stage_costs import StageCost
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCost, StageCosts
 from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.choices import Pin, filter_choices, find_pin_violation, list_choices, resolve_pins
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_ROWS
 from meshwise.strategies.search.algorithms import OPERATOR_ALGORITHMS, PINNED_ALGORITHMS

@@ -8,9 +8,9 @@ import pytest
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.operator import build_arrivals, build_returns
 from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import chain_ticks
 from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON

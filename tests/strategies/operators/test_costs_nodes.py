@@ -10,8 +10,9 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.costs import NodeCosts, compute_operator_costs
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.sharding import OperatorSharding

@@ -8,7 +8,7 @@ import pytest
 
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.operator_plan import build_operator_plan, with_data
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_DEPTH
 from meshwise.strategies.plan.plan import Plan

@@ -7,7 +7,7 @@ from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.models.layers import linear
 from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.costs import Setting
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import TENSOR

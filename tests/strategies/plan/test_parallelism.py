@@ -9,8 +9,8 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.optimizer import count_updated_parameters
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem, Training

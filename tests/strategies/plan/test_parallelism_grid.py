@@ -23,11 +23,13 @@ from meshwise.simulator.models.vision import ResNet, VisionTransformer
 from meshwise.simulator.operator_graph import OperatorGraph, Tensor
 from meshwise.simulator.program import Category, TaskKind
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.lowering.costs.liveness import Liveness
-from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS
 from meshwise.strategies.plan.layout import Layout

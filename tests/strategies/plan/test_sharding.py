@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.operators.operator_plan import cuts_operators, list_operator_violations
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.plan import Plan

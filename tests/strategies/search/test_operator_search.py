@@ -11,7 +11,7 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.operator_graph import BATCH
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.engine import step_time
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.plan import Plan

@@ -3,8 +3,8 @@
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.presets import MODELS
-from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.costs.kinds import classify_blocks
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.parallelism import Parallelism, shard_operators

@@ -11,11 +11,11 @@ from meshwise.simulator.models.layers import cross_entropy, linear, norm, residu
 from meshwise.simulator.models.model import BlockBuilder, build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.operator_graph import Block, OperatorKind
-from meshwise.strategies.lowering import StageCosts
+from meshwise.strategies.lowering.costs.layout import BlockLayout
 from meshwise.strategies.lowering.costs.liveness import Liveness
 from meshwise.strategies.lowering.costs.memory import Boundary
-from meshwise.strategies.lowering.costs.operator import BlockLayout
 from meshwise.strategies.lowering.costs.recompute import BlockMemory, Moments, compute_moments
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.layout import Layout

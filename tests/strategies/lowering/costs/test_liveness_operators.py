@@ -7,8 +7,8 @@ import pytest
 from meshwise.simulator.models.layers import cross_entropy, linear, residual
 from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
+from meshwise.strategies.lowering.costs.layout import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
-from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.recompute import Moments, compute_moments
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
 from meshwise.strategies.plan.mesh import Axis, Mesh

@@ -6,18 +6,13 @@ import pytest
 
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.program import Category
-from meshwise.strategies.lowering import StageCosts
-from meshwise.strategies.lowering.costs.memory import (
-    SINGLE_COPY,
-    StageMemory,
-    StateCopies,
-    list_residents,
-    stage_memory,
-)
+from meshwise.strategies.lowering.costs.memory import StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare
 from meshwise.strategies.lowering.costs.optimizer import Parameters
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.costs.weights import find_unit
+from meshwise.strategies.lowering.residents import SINGLE_COPY, StateCopies, list_residents
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.fully_sharded import Sharing, list_changes
 from meshwise.strategies.lowering.tasks.variants import FORWARD_PASS
 from meshwise.strategies.plan.completion import complete

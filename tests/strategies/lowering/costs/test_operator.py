@@ -11,12 +11,11 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND
+from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
 from meshwise.strategies.lowering.costs.operator import (
-    BlockLayout,
     SurroundingSegments,
     build_collectives,
     build_surrounding,
-    defers,
     find_exchange_axes,
     find_regathered_inputs,
     list_transfers,

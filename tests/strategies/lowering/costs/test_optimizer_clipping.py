@@ -10,7 +10,8 @@ from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import AXES

@@ -14,9 +14,9 @@ from meshwise.simulator.operator_graph import Block, Operator, OperatorKind, Ten
 from meshwise.simulator.program import Category
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.optimizer import Parameters, state_bytes
-from meshwise.strategies.lowering.stage_costs import TimedPass
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts, TimedPass
 from meshwise.strategies.lowering.timing import optimizer_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout

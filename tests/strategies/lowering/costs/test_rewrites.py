@@ -7,7 +7,9 @@ import pytest
 from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.units import to_ticks
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON
 from meshwise.strategies.plan.layout import Layout

@@ -19,10 +19,11 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import StageCosts, lower
 from meshwise.strategies.lowering.costs.operator import build_block_segments
 from meshwise.strategies.lowering.costs.rewrites import with_overlap
 from meshwise.strategies.lowering.costs.segments import Segment
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import TimedSegment, chain_ticks
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.framework import FRAMEWORKS, MEGATRON

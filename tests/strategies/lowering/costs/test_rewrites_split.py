@@ -7,7 +7,8 @@ import pytest
 
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.lowering import StageCosts, lower
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import Stage

@@ -1,6 +1,6 @@
 """Weights of a block on one rank by hand: what ZeRO shares, what two stages share, what ranks have whole."""
 
-from meshwise.strategies.lowering.costs.operator import BlockLayout, BlockTraining
+from meshwise.strategies.lowering.costs.layout import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.weights import find_tied_parameters, find_unit, summed_elements
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.machine.topology import Crossbar, Dragonfly, FatTree, LeafSpine, Link, Mesh, Ring, Torus
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 

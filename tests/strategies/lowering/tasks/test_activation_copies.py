@@ -6,7 +6,7 @@ import pytest
 
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import lower
+from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading

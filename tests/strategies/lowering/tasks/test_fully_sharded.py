@@ -17,9 +17,11 @@ from meshwise.simulator.program import Category, Program, StreamKind, TaskKind
 from meshwise.simulator.timeline import Timeline
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
-from meshwise.strategies.lowering.costs.memory import list_residents
 from meshwise.strategies.lowering.costs.optimizer import Parameters
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.residents import list_residents
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import DATA, REPLICA

@@ -15,7 +15,9 @@ from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, Op
 from meshwise.simulator.program import Category, StreamKind, TaskKind
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.lowering import Granularity, StageCosts, lower
+from meshwise.strategies.lowering.cuts import Granularity
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading

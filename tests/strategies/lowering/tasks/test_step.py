@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.strategies.lowering import StageCosts
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.residents import schedule_updates
-from meshwise.strategies.lowering.step_shape import Volumes, step_shape
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.step_shape import step_shape
 from meshwise.strategies.lowering.tasks.shape import PartShape, StageShape
 from meshwise.strategies.lowering.tasks.skeleton import Skeleton
 from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
 from meshwise.strategies.lowering.tasks.unflushed import _UnflushedBuilder
+from meshwise.strategies.lowering.volumes import Volumes
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.schedules.schedule import Action
@@ -48,7 +49,7 @@ def test_passes_added_at_once_are_those_added_part_by_part(case: Case) -> None:
     costs = StageCosts(small)
     for granularity in Granularity:
         cuts = Cuts(costs, plan, costs.machine(plan), granularity)
-        shape = step_shape(cuts, Volumes(cuts))
+        shape = step_shape(cuts, Volumes(costs, plan, cuts.sharing, cuts.buckets))
         if plan.asynchronous:
             when = schedule_updates(costs, plan)
             assert told(_UnflushedBuilder(shape, when, 3).build()) == told(StepsOneByOne(shape, when, 3).build())
@@ -72,7 +73,7 @@ def test_it_holds_wherever_parts_run_beside_others(passes: tuple[tuple[PartShape
     plan = complete(small, Layout(pipeline=2, schedule="1f1b"))
     costs = StageCosts(small)
     cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
-    shape = step_shape(cuts, Volumes(cuts))
+    shape = step_shape(cuts, Volumes(costs, plan, cuts.sharing, cuts.buckets))
     assert all(not stage.buckets for stage in shape.stages)
     stages = tuple(
         StageShape(*passes[3 * at : 3 * at + 3], (), units=stage.units) for at, stage in enumerate(shape.stages)
@@ -86,7 +87,7 @@ def test_of_two_that_overlap_each_goes_on_beneath_the_collectives_of_the_other()
     plan = complete(small, Layout(pipeline=2, schedule="dualpipev", chunks=2))
     costs = StageCosts(small)
     cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
-    shape = step_shape(cuts, Volumes(cuts))
+    shape = step_shape(cuts, Volumes(costs, plan, cuts.sharing, cuts.buckets))
     own, collective = PartShape(0, False, False), PartShape(1, False, False)
     parts = (own, collective, own)
     stages = tuple(
