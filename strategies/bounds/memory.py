@@ -1,6 +1,7 @@
 """Peak memory of plans without their programs, and whether devices and hosts have that much."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from meshwise.strategies.lowering.costs.memory import Boundary
 from meshwise.strategies.lowering.costs.offload import HostShare
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, flat_gradient_bytes
 from meshwise.strategies.lowering.costs.weights import Unit
-from meshwise.strategies.lowering.residents import StateCopies, count_copies, list_host_memory, list_residents
+from meshwise.strategies.lowering.residents import StateCopies, count_copies, count_residents, list_host_memory
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, bucket_limit, fill_buckets, with_whole_units
 from meshwise.strategies.lowering.tasks.fully_sharded import (
@@ -39,6 +40,13 @@ ScheduleOrder = tuple[str, int, int, int]
 """A schedule by name, with its pipeline ranks, microbatches and chunks."""
 
 
+class _Room(NamedTuple):
+    """By pipeline position the least bytes that a plan may use of a device, and the most that a runtime reserves."""
+
+    capacity: NDArray[np.float64]
+    reserved: IntArray
+
+
 class PlanMemory:
     """Memory of the plans of one problem, each part computed once for all plans that share it."""
 
@@ -51,8 +59,11 @@ class PlanMemory:
 
         This and what follows hold for plans whose memory needs no simulation (`needs_simulation`).
         """
-        even_plans = (plan.with_microbatch(size) for size in plan.sizes)
-        return max(int((self.resident_memory(even) + self._find_pass_peaks(even)).max()) for even in even_plans)
+        even_plans = {size: plan.with_microbatch(size) for size in plan.sizes}
+        return max(
+            int((self.resident_memory(even) + self._find_pass_peaks(even) + self._find_reserved(plan, size)).max())
+            for size, even in even_plans.items()
+        )
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
@@ -83,10 +94,10 @@ class PlanMemory:
         return plan.offload.moves_in_passes or steps_on_device or has_copies or has_server or interleaves
 
     def resident_memory(self, plan: Plan) -> IntArray:
-        """Return the bytes that stay for the whole step, by pipeline position."""
+        """Return the bytes that stay for the whole step, by pipeline position, without what devices reserve."""
         _, stages, states = self.costs.find_keys(plan)
-        buffers, num_copies = self.costs.buffers(plan), count_copies(self.costs, plan)
-        return self._count_resident(stages, states, plan.offload.optimizer, buffers, num_copies)
+        buffers, copies = self.costs.buffers(plan), count_copies(self.costs, plan)
+        return self._count_resident(stages, states, plan.offload.optimizer, buffers, copies)
 
     @memoise
     def _count_resident(
@@ -95,9 +106,9 @@ class PlanMemory:
         states: StateKey,
         fractions: tuple[float, ...],
         buffers: tuple[int, ...],
-        num_copies: tuple[StateCopies, ...],
+        copies: tuple[StateCopies, ...],
     ) -> IntArray:
-        """Return the bytes that stay for the whole step, by pipeline position.
+        """Return the bytes that stay for the whole step, by pipeline position, without what devices reserve.
 
         ``fractions`` are those of optimizer states on hosts, and ``buffers`` what the framework keeps.
         """
@@ -105,12 +116,8 @@ class PlanMemory:
             HostShare((fractions[position if len(fractions) > 1 else 0]) if fractions else 0.0)
             for position in range(stages.num_positions)
         ]
-        sites = list(zip(self.costs.count_parameters(stages).positions, buffers, shares, num_copies, strict=True))
-        sizes = {}
-        for site in dict.fromkeys(sites):
-            parameters, buffer, share, copies = site
-            arguments = self.cluster.accelerator, self.training, states, parameters, buffer, 0, share, copies
-            sizes[site] = sum(change.size for change in list_residents(*arguments) if not change.host)
+        sites = list(zip(self.costs.count_parameters(stages).positions, buffers, shares, copies, strict=True))
+        sizes = {site: count_residents(self.training, states, *site).device_bytes for site in dict.fromkeys(sites)}
         return np.array([sizes[site] for site in sites], dtype=np.int64)
 
     def _find_pass_peaks(self, plan: Plan) -> IntArray:
@@ -232,24 +239,39 @@ class PlanMemory:
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
-        """Return the memory of the smallest device of every pipeline position, with microbatches of ``size``."""
+        """Return the least memory of a device of every pipeline position, with microbatches of ``size``.
+
+        What the runtime of the device reserves is not included.
+        """
+        return self._find_room(plan, size).capacity
+
+    def _find_reserved(self, plan: Plan, size: int) -> IntArray:
+        """Return the most bytes that a runtime reserves at every position, with microbatches of ``size``."""
+        return self._find_room(plan, size).reserved
+
+    def _find_room(self, plan: Plan, size: int) -> "_Room":
         uneven = (0, 0) if isinstance(plan.microbatch, int) else (plan.microbatch, size)
-        return self._find_capacity(plan.mesh.axes, plan.placement, *uneven)
+        return self._compute_room(plan.mesh.axes, plan.placement, *uneven)
 
     @memoise
-    def _find_capacity(
+    def _compute_room(
         self, axes: tuple[Axis, ...], placement: tuple[int, ...], microbatch: Microbatch, size: int
-    ) -> NDArray[np.float64]:
-        """Return the memory of the smallest device of every position; of all data ranks where ``microbatch`` is 0."""
+    ) -> "_Room":
+        """Return the room on the devices of every position; on those of all data ranks where ``microbatch`` is 0."""
         mesh = Mesh(axes)
-        memory = np.array([self.costs.problem.usable_memory(node.accelerator) for node, _ in self.cluster.nodes])
+        accelerators = [node.accelerator for node, _ in self.cluster.nodes]
+        kind_reserved = np.array([int(accelerator.reserved) for accelerator in accelerators])
+        kind_capacity = np.array(list(map(self.costs.problem.usable_memory, accelerators))) - kind_reserved
         devices = np.array(placement or range(mesh.num_ranks))
-        device_memory = memory[self.cluster.node_kinds[self.cluster.device_nodes[devices]]]
-        smallest = np.full(mesh.size(PIPELINE), np.inf)
+        kinds, positions = self.cluster.node_kinds[self.cluster.device_nodes[devices]], mesh.coordinates(PIPELINE)
         if microbatch:
-            device_memory[np.array(microbatch)[list_data_ranks(mesh)] != size] = np.inf
-        np.minimum.at(smallest, mesh.coordinates(PIPELINE), device_memory)
-        return smallest
+            has_size = np.array(microbatch)[list_data_ranks(mesh)] == size
+            kinds, positions = kinds[has_size], positions[has_size]
+        capacity = np.full(mesh.size(PIPELINE), np.inf)
+        np.minimum.at(capacity, positions, kind_capacity[kinds])
+        reserved = np.zeros(mesh.size(PIPELINE), np.int64)
+        np.maximum.at(reserved, positions, kind_reserved[kinds])
+        return _Room(capacity, reserved)
 
 
 def fill_whole_units(fillings: Sequence[BucketFilling], units: Sequence[Unit]) -> tuple[BucketFilling, ...]:

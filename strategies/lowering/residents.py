@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.simulator.interconnect.interconnect import interconnect
-from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.program import Category, HostClass, MemoryChange
 from meshwise.strategies.lowering.costs.offload import NO_HOST_SHARE, HostShare, host_states
 from meshwise.strategies.lowering.costs.optimizer import (
@@ -39,17 +38,27 @@ SINGLE_COPY = StateCopies(1, 1)
 """One version of the weights and one buffer of gradients."""
 
 
-def list_residents(
-    accelerator: Accelerator,
+class Residents(NamedTuple):
+    """Bytes that a rank keeps for the whole step, by category, on its device and on its host."""
+
+    device: dict[Category, int]
+    host: dict[Category, int]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(self.device.values())
+
+
+def count_residents(
     training: Training,
     plan: SharedStates,
     parameters: Parameters,
-    buffers: int,
-    rank_class: int,
+    buffers: int = 0,
     host_share: HostShare = NO_HOST_SHARE,
-    num_copies: StateCopies = SINGLE_COPY,
-) -> tuple[MemoryChange, ...]:
-    """Return what one rank holds for the whole step, on its device and on its host.
+    copies: StateCopies = SINGLE_COPY,
+) -> Residents:
+    """Return what one rank keeps for the whole step, without what the runtime of its device reserves.
 
     Gradients that get their memory in a backward are not among it.
 
@@ -59,16 +68,13 @@ def list_residents(
         Bytes that the framework keeps besides.
     host_share
         The part that is on the host.
-    num_copies
+    copies
         How often weights and gradients are kept.
     """
     num_updated = count_updated_parameters(plan, parameters.elements, parameters.expert_elements)
     gathers_units = plan.zero == 3 and plan.shards > 1  # copies in fp8 are then made of each block and given up with it
     quantised_bytes = 0 if gathers_units else parameters.quantised_elements * training.more_bytes
-    all_state_bytes, host_state_bytes = (
-        state_bytes(training, plan, parameters),
-        host_states(training, plan, parameters, host_share),
-    )
+    host_state_bytes = host_states(training, plan, parameters, host_share)
     gradient_bytes = 0 if allocates_gradients(training, plan) else training.gradient_bytes
     weights, gradients = ((num_updated if plan.zero >= min_zero else parameters.elements) for min_zero in (3, 2))
     weights -= host_share.parameters
@@ -78,21 +84,17 @@ def list_residents(
     if plan.shards > 1 and plan.zero == 3 and training.mains_as_shards:
         weights = 0
     device_sizes = {
-        Category.PARAMETERS: num_copies.weights * (weights * training.parameter_bytes + quantised_bytes),
-        Category.GRADIENTS: num_copies.gradients * (gradients - host_share.parameters) * gradient_bytes,
-        Category.OPTIMIZER: all_state_bytes - host_state_bytes,
-        Category.BUFFERS: int(accelerator.reserved) + buffers,
+        Category.PARAMETERS: copies.weights * (weights * training.parameter_bytes + quantised_bytes),
+        Category.GRADIENTS: copies.gradients * (gradients - host_share.parameters) * gradient_bytes,
+        Category.OPTIMIZER: state_bytes(training, plan, parameters) - host_state_bytes,
+        Category.BUFFERS: buffers,
     }
     host_sizes = {
         Category.PARAMETERS: host_share.parameters * training.parameter_bytes * (not training.mains_as_shards),
         Category.GRADIENTS: host_share.parameters * training.gradient_bytes,
         Category.OPTIMIZER: host_state_bytes,
     }
-    device_changes = tuple(MemoryChange(rank_class, category, size) for category, size in device_sizes.items())
-    return (
-        *device_changes,
-        *(MemoryChange(rank_class, category, size, host=True) for category, size in host_sizes.items() if size),
-    )
+    return Residents(device_sizes, {category: size for category, size in host_sizes.items() if size})
 
 
 def find_buffer_bytes(costs: StageCosts, plan: Plan, position: int, rank: RankProfile) -> int:
@@ -130,21 +132,24 @@ def list_class_residents(
 ) -> tuple[MemoryChange, ...]:
     """Return what every rank class holds for the whole step; ``host_shares`` is the part on hosts by position."""
     training, position_parameters = costs.problem.training, costs.plan_parameters(plan).positions
-    num_copies = count_copies(costs, plan)
-    known_changes: dict[tuple[int, RankProfile], tuple[MemoryChange, ...]] = {}
+    copies = count_copies(costs, plan)
+    known_residents: dict[tuple[int, RankProfile], Residents] = {}
     changes: list[MemoryChange] = []
     for index, position in enumerate(machine.table.positions):
         rank = machine.rank(index)
-        if (position, rank) not in known_changes:
+        if (position, rank) not in known_residents:
             buffers = costs.buffers(plan, rank.batch)[position]
-            buffers += 2 * find_buffer_bytes(costs, plan, position, rank)
-            resident_arguments = position_parameters[position], buffers, 0, host_shares[position], num_copies[position]
-            known_changes[position, rank] = list_residents(rank.accelerator, training, plan, *resident_arguments)
+            buffers += 2 * find_buffer_bytes(costs, plan, position, rank) + int(rank.accelerator.reserved)
+            known_residents[position, rank] = count_residents(
+                training, plan, position_parameters[position], buffers, host_shares[position], copies[position]
+            )
+        device, host = known_residents[position, rank]
         updates_states = updates_parameters(machine, plan, index)
+        sizes = [*((row, False) for row in device.items()), *((row, True) for row in host.items())]
         changes += [
-            MemoryChange(index, *change[1:])
-            for change in known_changes[position, rank]
-            if updates_states or change.category is not Category.OPTIMIZER
+            MemoryChange(index, category, size, host=on_host)
+            for (category, size), on_host in sizes
+            if updates_states or category is not Category.OPTIMIZER
         ]
     return tuple(changes)
 

@@ -50,7 +50,7 @@ from meshwise.strategies.lowering.costs.rewrites import (
 from meshwise.strategies.lowering.costs.segments import BlockSegments, Kernels, Segment
 from meshwise.strategies.lowering.costs.weights import factored_elements, quantised_elements, replicated_elements
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
-from meshwise.strategies.lowering.residents import list_residents
+from meshwise.strategies.lowering.residents import count_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import RankClock, chain_ticks, norm_ticks, optimizer_ticks
 from meshwise.strategies.operators.choices import list_choices
@@ -206,8 +206,7 @@ class NodeCosts:
         """Return the kept bytes and the transient bytes of the one operator of a layout."""
         training, plan = self.setting.training, self.setting.plan
         parameters = self._build_parameters(layout)
-        accelerator = replace(self.setting.rank.accelerator, reserved=0.0)  # no choice changes what the runtime takes
-        states = sum(change.size for change in list_residents(accelerator, training, plan, parameters, 0, 0))
+        states = count_residents(training, plan, parameters).device_bytes
         if allocates_gradients(training, plan):
             states += parameters.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
         liveness = Liveness(layout, training.conventions)

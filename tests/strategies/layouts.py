@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 
+from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Crossbar, Link, Switch
@@ -62,13 +63,24 @@ def any_problem(draw: Random) -> Problem:
 
 
 def vary_nodes(cluster: Cluster, draw: Random) -> Cluster:
-    """Return a cluster in which hosts may be small, and the nodes after the first slower and with less memory."""
+    """Return a cluster in which hosts may be small, the nodes after the first slower, and collectives measured."""
     ((node, count),) = cluster.nodes
     node = replace(node, host=replace(node.host, memory=draw.choice([node.host.memory, SMALL_HOST])))
     slow = replace(node.accelerator, name="slow", memory=0.75 * node.accelerator.memory, memory_bandwidth=5e11)
+    slow = replace(slow, reserved=draw.choice([slow.reserved, 3e5]))
+    cluster = replace(cluster, collectives=draw.choice([(), any_curves(draw)]))
     if count == 1 or draw.choice([False, True]):
         return replace(cluster, nodes=((node, count),))
     return replace(cluster, nodes=((node, 1), (replace(node, accelerator=slow), count - 1)))
+
+
+def any_curves(draw: Random) -> tuple[CollectiveCurve, ...]:
+    """Return measured times of some collectives on groups of some sizes."""
+    pairs = [(collective, ranks) for collective in Collective for ranks in (2, 4, RANKS) if draw.random() < 0.3]
+    return tuple(
+        CollectiveCurve(collective, ranks, ((1e3, draw.uniform(1e-6, 1e-4)), (1e6, draw.uniform(1e-4, 1e-2))))
+        for collective, ranks in pairs
+    )
 
 
 def is_legal(problem: Problem, layout: Layout) -> bool:

@@ -270,7 +270,7 @@ class Machine:
         members = table.tables[kind].devices.shape[1]
         if measured_time(table.cluster, collective, members, 1.0) is not None:
             # A measured time holds for groups of this size wherever they lie.
-            return (None,) * len(groups)
+            return (members,) * len(groups)
         algorithm_lists = [table.list_algorithms(kind, collective, group) for group in groups]
         usable_algorithms = {algorithm for group_algorithms in algorithm_lists for algorithm in group_algorithms}
         phases = [

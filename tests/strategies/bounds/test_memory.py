@@ -55,6 +55,29 @@ def test_each_position_must_fit_its_own_devices() -> None:
     assert fits == [True, False, False, True]
 
 
+@pytest.mark.parametrize("reserved", [(0.0, 5e9), (5e9, 0.0)])
+def test_each_device_counts_what_its_own_runtime_reserves(reserved: tuple[float, float]) -> None:
+    # two stages on two nodes whose devices differ in the bytes that the framework takes before the first tensor
+    small = problem(nodes=2, devices=1, batch=4)
+    ((node, _),) = small.cluster.nodes
+    devices = [replace(node.accelerator, name=f"{size:g}", reserved=size) for size in reserved]
+    nodes = tuple((replace(node, accelerator=device), 1) for device in devices)
+    small = replace(small, cluster=replace(small.cluster, nodes=nodes))
+    plan = complete(small, Layout(pipeline=2))
+    peaks = [profile.peak for profile in simulate(lower(small, plan)).memory]
+    assert max(peaks) > 5e9 > min(peaks)
+    assert PlanMemory(StageCosts(small)).peak(plan) == max(peaks)
+    for room in (-1, 0):
+        # each device has room for what its rank holds, or the fuller one lacks a byte
+        full = [
+            replace(device, memory=peak + (room if peak == max(peaks) else 0))
+            for device, peak in zip(devices, peaks, strict=True)
+        ]
+        nodes = tuple((replace(node, accelerator=device), 1) for device in full)
+        tight = replace(small, cluster=replace(small.cluster, nodes=nodes))
+        assert PlanMemory(StageCosts(tight)).fits(plan) == (room == 0)
+
+
 @given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
 def test_runs_of_blocks_hold_what_their_blocks_hold_one_by_one(runs: list[tuple[BlockMemory, int]]) -> None:
     blocks = [memory for memory, count in runs for _ in range(count)]

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from meshwise.simulator.collective import Algorithm, Collective
-from meshwise.simulator.engine import simulate, step_time
+from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
+from meshwise.simulator.engine import simulate, step_ticks, step_time
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Tenant
 from meshwise.simulator.machine.host import Pcie
@@ -233,3 +233,19 @@ def test_the_bottleneck_is_the_link_with_the_most_to_carry() -> None:
     assert timeline.bottleneck.utilisation == max(link.utilisation for link in timeline.links) <= 1
     inside = simulate(lower(problem(), complete(problem(), Layout(tensor=8)))).bottleneck
     assert inside is not None and inside.name.startswith("device")
+
+
+def test_measured_groups_of_other_sizes_are_no_profile_of_one_another() -> None:
+    # 2 ranks take 1 ms for every collective, 4 ranks 2 ms: the second plan takes as long as without the first one
+    small = problem(devices=4)
+    curves = tuple(
+        CollectiveCurve(collective, ranks, ((1.0, ranks / 2 * 1e-3),))
+        for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+        for ranks in (2, 4)
+    )
+    small = replace(small, cluster=replace(small.cluster, collectives=curves))
+    plans = [complete(small, Layout(tensor=tensor, data=4 // tensor)) for tensor in (2, 4)]
+    shared = StageCosts(small)
+    ticks = [[step_ticks(lower(small, plan, costs=costs)) for plan in plans] for costs in (shared, None)]
+    assert ticks[0] == ticks[1]
+    assert shared.machine(plans[0]).rank(0) is not shared.machine(plans[1]).rank(0)

@@ -20,7 +20,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.optimizer import Parameters
 from meshwise.strategies.lowering.cuts import Granularity
 from meshwise.strategies.lowering.lower import lower
-from meshwise.strategies.lowering.residents import list_residents
+from meshwise.strategies.lowering.residents import count_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -191,9 +191,7 @@ def test_experts_lie_in_the_memory_of_those_that_hold_them() -> None:
     costs = StageCosts(small).plan_costs(plan)
     parameters = costs.plan_parameters.positions[0]
     share = ceil((parameters.elements - parameters.expert_elements) / 8) + ceil(parameters.expert_elements / 2)
-    held = {
-        c.category: c.size for c in list_residents(small.cluster.accelerator, small.training, plan, parameters, 0, 0)
-    }
+    held = count_residents(small.training, plan, parameters).device
     assert held[Category.PARAMETERS] == held[Category.GRADIENTS] == 4 * share
     assert held[Category.OPTIMIZER] == 8 * share
 
@@ -244,9 +242,7 @@ def test_states_are_shared_as_the_zero_paper_says(ranks: int, zero: int) -> None
     plan = complete(small, Layout(data=ranks, zero=zero))
     count = 123_457
     parameters = Parameters(elements=count, tensors=1)
-    held = {
-        c.category: c.size for c in list_residents(small.cluster.accelerator, small.training, plan, parameters, 0, 0)
-    }
+    held = count_residents(small.training, plan, parameters).device
     share = ceil(count / ranks)
     assert held[Category.PARAMETERS] == 2 * (share if zero >= 3 else count)
     assert held[Category.GRADIENTS] == 4 * (share if zero >= 2 else count)
