@@ -2,7 +2,8 @@
 
 A method that is memoised sees its arguments and its object alone, so that a result can depend on nothing that its key
 lacks. Arguments are frozen values: those that stand for a plan are made in
-`meshwise.strategies.lowering.costs.keys`, one kind of key in one place.
+`meshwise.strategies.lowering.costs.keys`, one kind of key in one place. The object must not change in what the method
+reads. Functions of values alone, as those of schedules, are kept by ``functools.lru_cache``.
 """
 
 from collections.abc import Callable
@@ -47,21 +48,23 @@ def memoise(
     return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))
 
 
-def remember_latest(method: Callable[[Owner, Item], Result]) -> Callable[[Owner, Item], Result]:
-    """Return a method of one frozen argument that keeps its latest result, for the very same object alone.
+def remember_latest(
+    method: Callable[Concatenate[Owner, Arguments], Result],
+) -> Callable[Concatenate[Owner, Arguments], Result]:
+    """Return a method that keeps its latest result, for the arguments of the latest call alone.
 
-    Plans are asked about many times in a row: comparing identities spares hashing them.
+    Plans are asked about many times in a row: to find that they are the very same spares hashing them. Arguments are
+    given by position alone.
     """
     name = f"_latest_of_{method.__name__}"
 
-    @wraps(method)
-    def look_up(owner: Owner, item: Item) -> Result:
-        latest: tuple[Item, Result] | None = owner.__dict__.get(name)
-        if latest is None or latest[0] is not item:
-            latest = owner.__dict__[name] = item, method(owner, item)
+    def look_up(owner: Owner, /, *arguments: Any) -> Result:
+        latest: tuple[tuple[Any, ...], Result] | None = owner.__dict__.get(name)
+        if latest is None or latest[0] != arguments:
+            latest = owner.__dict__[name] = arguments, method(owner, *arguments)  # type: ignore[call-arg]
         return latest[1]
 
-    return look_up
+    return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))
 
 
 class HashedTuple(tuple[Item, ...]):

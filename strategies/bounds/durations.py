@@ -1,14 +1,15 @@
 """Tables of ticks of the parts of a step, each computed once for all plans that share it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.memo import memoise
-from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
-from meshwise.strategies.lowering.costs.kinds import StageKinds
-from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
+from meshwise.strategies.lowering.costs.keys import PassKey, RunKey, StageKey
+from meshwise.strategies.lowering.costs.kinds import Runs
+from meshwise.strategies.lowering.costs.optimizer import NORM_SUM, Parameters
 from meshwise.strategies.lowering.costs.weights import summed_elements
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
@@ -20,7 +21,7 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     reduction_bytes,
 )
 from meshwise.strategies.lowering.timing import norm_ticks, optimizer_ticks
-from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, TENSOR
+from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, TENSOR, tied_kind
 from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import StageRecompute
@@ -62,7 +63,7 @@ class EndingTicks(NamedTuple):
     ``late_reductions`` are those of all gradients after the last backward, ``replicated_sums`` sum gradients of
     parameters that ranks have whole. ``optimizer`` and ``gather`` are the update of the parameters, and their gather;
     ``squares`` is the read of the gradients for their norm, and ``norm`` its sum over all positions, which then go on
-    together; empty without clipping.
+    together; empty without clipping. ``tied_sums`` sum the gradients of each parameter that two positions keep.
     """
 
     bucket_reductions: tuple[tuple[int, ...], ...]
@@ -72,6 +73,7 @@ class EndingTicks(NamedTuple):
     gather: tuple[int, ...]
     squares: tuple[int, ...]
     norm: tuple[int, ...]
+    tied_sums: tuple[int, ...]
 
 
 class TickTables:
@@ -79,11 +81,6 @@ class TickTables:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.training = costs, costs.problem.training
-
-    def pass_ticks(self, plan: Plan, rank: RankProfile) -> PassTicks:
-        """Return the ticks of all passes on a rank."""
-        passes, stages, _ = self.costs.find_keys(plan)
-        return self.count_pass_ticks(passes, stages, rank)
 
     @memoise
     def count_pass_ticks(self, passes: PassKey, stages: StageKey, rank: RankProfile) -> PassTicks:
@@ -98,14 +95,17 @@ class TickTables:
     ) -> list[tuple[BlockPasses, int]]:
         """Return the passes of a stage's blocks on a rank in order, each with how often its block occurs in a row."""
         recompute = stages.find_recompute(passes.recompute, kind)
-        return self.list_kind_passes(passes, stages.kinds, kind, recompute, rank)
+        return self.list_stage_passes(passes.run, stages.kinds.kinds[kind], recompute, rank)
 
-    def list_kind_passes(
-        self, passes: PassKey, kinds: StageKinds, kind: int, recompute: StageRecompute, rank: RankProfile
+    def list_stage_passes(
+        self, run: RunKey, runs: Runs, recompute: StageRecompute, rank: RankProfile
     ) -> list[tuple[BlockPasses, int]]:
-        """Return the same where the layers of the stage are recomputed so."""
-        run = self.costs.find_batch_run(passes.run, rank.batch)
-        rows = self.costs.blocks.list_runs(run.cut, kinds.kinds[kind], recompute)
+        """Return the passes of blocks in order on a rank, each with how often its block occurs in a row.
+
+        ``recompute`` is what is computed again of their layers.
+        """
+        run = self.costs.find_batch_run(run, rank.batch)
+        rows = self.costs.blocks.list_runs(run.cut, runs, recompute)
         return [(self.costs.block_passes(run, name, choice, rank), count) for name, count, choice in rows]
 
     def send_ticks(self, plan: Plan, machine: Machine) -> SendTicks:
@@ -180,7 +180,14 @@ class TickTables:
         )
         squares = self._list_parameter_ticks(machine, stages, states, norm_ticks) if norm else (0,) * len(positions)
         return EndingTicks(
-            bucket_ticks, tuple(late_ticks), tuple(summed_ticks), optimizer, tuple(gather_ticks), squares, norm
+            bucket_ticks,
+            tuple(late_ticks),
+            tuple(summed_ticks),
+            optimizer,
+            tuple(gather_ticks),
+            squares,
+            norm,
+            self._list_tied_ticks(machine, stages, states),
         )
 
     def gather_ticks(self, plan: Plan, machine: Machine) -> tuple[tuple[int, ...], ...]:
@@ -210,14 +217,25 @@ class TickTables:
         }
         return tuple(ticks[site] for site in sites)
 
+    def _list_tied_ticks(self, machine: Machine, stages: StageKey, states: StateKey) -> tuple[int, ...]:
+        """Return the ticks of the sum of each tied parameter's gradients, of which shards are summed where shared."""
+        shards = states.shards if states.zero >= 2 else 1
+        result = []
+        for first_position, second_position, elements in self.costs.list_tied_elements(stages):
+            kind = tied_kind(first_position, second_position)
+            size = float(ceil(elements / shards) * self.training.gradient_bytes)
+            groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
+            result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
+        return tuple(result)
+
     def _list_norm_ticks(self, machine: Machine) -> tuple[int, ...]:
         """Return the ticks of the sum of the norm; empty without clipping."""
         if not self.training.gradient_clipping:
             return ()
         if NORM not in machine.table.tables:
             return (0,)
-        groups = machine.list_distinct_groups(NORM, SQUARES[0])[0]
-        return (machine.least_ticks(NORM, groups, *SQUARES),)
+        groups = machine.list_distinct_groups(NORM, NORM_SUM[0])[0]
+        return (machine.least_ticks(NORM, groups, *NORM_SUM),)
 
     def _list_parameter_ticks(
         self, machine: Machine, stages: StageKey, states: StateKey, count_ticks: CountTicks

@@ -24,7 +24,7 @@ from meshwise.simulator.units import TICKS_PER_SECOND, to_seconds
 from meshwise.strategies.bounds.durations import TickTables
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.bounds.step_time import StepBounds
-from meshwise.strategies.lowering.costs.keys import PassKey
+from meshwise.strategies.lowering.costs.keys import RunKey
 from meshwise.strategies.lowering.costs.kinds import Runs, StageKinds
 from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import state_bytes
@@ -33,7 +33,7 @@ from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
 from meshwise.strategies.plan.layout import CUT_DECISIONS, Layout, StepDecisions
-from meshwise.strategies.plan.offloading import NO_OFFLOADING, count_fraction
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, count_fraction, select_fraction
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
@@ -258,13 +258,13 @@ class GroupBounds:
         for run_choice in run_choices:
             values = dict(zip(PASS_DECISIONS, run_choice, strict=True))
             recompute: StageRecompute = values["recompute"]
-            passes, stages, _ = self.costs.find_keys(replace(plan, **values | {"recompute": recompute.layer}))
-            recomputed_ticks = self._list_stage_ticks(passes, stages.kinds, rank, plan.overlaps_passes)
+            keys = self.costs.find_keys(replace(plan, **values | {"recompute": recompute.layer}))
+            stage_arguments = keys.run, keys.stages.kinds, rank, plan.overlaps_passes
+            recomputed_ticks = self._list_stage_ticks(recompute.layer, *stage_arguments)
             if recompute.layers is None:
                 rows = [stage_ticks[:3] for stage_ticks in recomputed_ticks]
             else:
-                passes = self.costs.find_keys(replace(plan, **values | {"recompute": Recompute.NONE})).passes
-                plain_ticks = self._list_stage_ticks(passes, stages.kinds, rank, plan.overlaps_passes)
+                plain_ticks = self._list_stage_ticks(Recompute.NONE, *stage_arguments)
                 rows = [
                     plain.with_recomputed(recomputed, recompute.layers)
                     for plain, recomputed in zip(plain_ticks, recomputed_ticks, strict=True)
@@ -276,13 +276,13 @@ class GroupBounds:
 
     @memoise
     def _list_stage_ticks(
-        self, passes: PassKey, kinds: StageKinds, rank: RankProfile, overlaps_passes: bool
+        self, recompute: LayerRecompute, run: RunKey, kinds: StageKinds, rank: RankProfile, overlaps_passes: bool
     ) -> tuple["_StageTicks", ...]:
-        """Return the ticks of every kind of stage on a rank where all layers run as the plan says."""
-        rows, recompute = [], cast(StageRecompute, passes.recompute)
-        for kind, runs in enumerate(kinds.kinds):
-            blocks = self.tick_tables.list_kind_passes(passes, kinds, kind, recompute, rank)
-            is_layer = [self.costs.blocks.block(passes.run.cut, name).layer for name, _ in runs]
+        """Return the ticks of every kind of stage on a rank where ``recompute`` is done again of every layer."""
+        rows = []
+        for runs in kinds.kinds:
+            blocks = self.tick_tables.list_stage_passes(run, runs, recompute, rank)
+            is_layer = [self.costs.blocks.block(run.cut, name).layer for name, _ in runs]
             rows.append(_sum_passes(blocks, is_layer, computing=overlaps_passes))
         return tuple(rows)
 
@@ -339,50 +339,41 @@ class GroupBounds:
         in_passes: bool,
     ) -> list[tuple[int, ...]]:
         """Return what one microbatch of each stage keeps at least, and what each kind of action adds to that."""
-        passes, stages, _ = self.costs.find_keys(replace(plan, recompute=recompute.layer))
+        keys = self.costs.find_keys(replace(plan, recompute=recompute.layer))
         result: list[tuple[int, ...]] = []
         for kind, boundary, position in sites:
-            fraction = fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
-            memory = self._find_site_memory(passes, stages.kinds, kind, boundary, recompute.layers, fraction)
+            fraction, runs = select_fraction(fractions, position), keys.stages.kinds.kinds[kind]
+            memory = self._find_site_memory(keys.run, runs, boundary, recompute, fraction)
             result.append((memory.kept_bytes, *_find_fullest(memory, in_passes=in_passes)))
         return result
 
     @memoise
     def _find_site_memory(
-        self,
-        passes: PassKey,
-        kinds: StageKinds,
-        kind: int,
-        boundary: Boundary,
-        num_recomputed: int | None,
-        fraction: float,
+        self, run: RunKey, runs: Runs, boundary: Boundary, recompute: StageRecompute, fraction: float
     ) -> StageMemory:
         """Return a lower bound of the memory of one microbatch of a stage.
 
-        Its first ``num_recomputed`` layers are recomputed, all where there is no number, and a fraction of its layers
-        has activations on hosts.
+        A fraction of its layers has activations on hosts.
         """
-        blocks = self._list_blocks(passes, kinds.kinds[kind], num_recomputed, fraction)
+        blocks = self._list_blocks(run, runs, recompute, fraction)
         return stage_memory(boundary.apply_buffers([] if fraction and any(boundary) else list(blocks)))
 
     def _list_blocks(
-        self, passes: PassKey, runs: Runs, num_recomputed: int | None, fraction: float
+        self, run: RunKey, runs: Runs, recompute: StageRecompute, fraction: float
     ) -> Iterator[tuple[BlockMemory, int]]:
         """Yield the memory of a stage's blocks, each with how often; its first layers are recomputed or offloaded."""
-        blocks, run, recompute = self.costs.blocks, passes.run, cast(LayerRecompute, passes.recompute)
+        blocks, choice = self.costs.blocks, recompute.layer
         layers = sum(count for name, count in runs if blocks.block(run.cut, name).layer)
-        num_first, num_offloaded = (
-            layers if num_recomputed is None else num_recomputed,
-            count_fraction(layers, fraction),
-        )
+        num_first = layers if recompute.layers is None else recompute.layers
+        num_offloaded = count_fraction(layers, fraction)
         for name, count in runs:
             if not blocks.block(run.cut, name).layer:
-                yield blocks.memory(run, name, recompute), count
+                yield blocks.memory(run, name, choice), count
                 continue
             # A run is cut where recomputation or offload ends.
             edges = sorted({0, count, *(min(max(edge, 0), count) for edge in (num_first, num_offloaded))})
             for low, high in pairwise(edges):
-                memory = blocks.memory(run, name, recompute if low < num_first else Recompute.NONE)
+                memory = blocks.memory(run, name, choice if low < num_first else Recompute.NONE)
                 yield memory._replace(kept_bytes=0) if low < num_offloaded else memory, high - low
             num_first, num_offloaded = num_first - count, num_offloaded - count
 

@@ -1,8 +1,8 @@
 """When the passes of a schedule start and end, and when steps end, for many steps of one schedule side by side.
 
 A pass starts when the previous one on its pipeline rank has ended and its input has arrived; its output is sent when
-the rank's previous transfer in that direction has arrived. Steps end after reductions, sums of replicated and tied
-gradients, optimizer and gather. All times are sums and maxima of ticks, and so exact.
+the rank's previous transfer in that direction has arrived. Steps end by the phases of
+`meshwise.strategies.lowering.tasks.ending`. All times are sums and maxima of ticks, and so exact.
 """
 
 from collections.abc import Sequence
@@ -139,26 +139,26 @@ def _fill_arrangement(
     return num_boxes
 
 
-def walk(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray) -> PassTimes:
+def walk_schedule(arrangement: Arrangement, ticks: IntArray, sends: IntArray) -> PassTimes:
     """Return starts and ends of many steps.
 
     ``ticks`` and ``sends`` have for every step a row of the ticks of every pass, and of sending its output: columns
     ``2 * stage``, and 1 more for a backward.
     """
     steps, columns = ticks.shape
-    shapes = ((steps, arrangement_columns.ranks), (steps, columns // 2))
+    shapes = ((steps, arrangement.ranks), (steps, columns // 2))
     result = PassTimes(*(np.zeros(shape, np.int64) for shape in shapes))
-    if pays(len(arrangement_columns.code) * steps):
+    if pays(len(arrangement.code) * steps):
         lanes = min(-(-steps // BLOCK) * BLOCK, LANES)
-        compile_loop(_walk_lanes)(arrangement_columns, lanes, ticks, sends, result)
+        compile_loop(_walk_lanes)(arrangement, lanes, ticks, sends, result)
     else:
-        _walk_columns(arrangement_columns, ticks.T.copy(), sends.T.copy(), result)
+        _walk_columns(arrangement, ticks.T.copy(), sends.T.copy(), result)
     return result
 
 
-def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
+def _walk_lanes(arrangement: Arrangement, lanes: int, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
     """Fill starts and ends, ``lanes`` steps at a time; inner loops of fixed length become vector code."""
-    code, receive_boxes, send_boxes, num_boxes, _ = arranged
+    code, receive_boxes, send_boxes, num_boxes, _ = arrangement
     rank_ends, stage_starts = result
     columns, ranks = ticks.shape[1], rank_ends.shape[1]
     duration, send_duration = np.zeros((columns, lanes), np.int64), np.zeros((columns, lanes), np.int64)
@@ -192,13 +192,13 @@ def _walk_lanes(arranged: Arrangement, lanes: int, ticks: IntArray, sends: IntAr
         rank_ends[steps], stage_starts[steps] = clock[:, :width].T, last_starts[:, :width].T
 
 
-def _walk_columns(arrangement_columns: Arrangement, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
+def _walk_columns(arrangement: Arrangement, ticks: IntArray, sends: IntArray, result: PassTimes) -> None:
     """Fill starts and ends by NumPy, all steps at once: rows of ``ticks`` and ``sends`` are steps' columns."""
     rank_ends, stage_starts = result
-    ranks, steps = arrangement_columns.ranks, ticks.shape[1]
+    ranks, steps = arrangement.ranks, ticks.shape[1]
     clock, channel = np.zeros((ranks, steps), np.int64), np.zeros((2 * ranks, steps), np.int64)
-    box = np.zeros((arrangement_columns.num_boxes, steps), np.int64)
-    columns = (column.tolist() for column in arrangement_columns[:3])
+    box = np.zeros((arrangement.num_boxes, steps), np.int64)
+    columns = (column.tolist() for column in arrangement[:3])
     for code, receive_box, send_box in zip(*columns, strict=True):
         pass_number = code >> 1
         rank = (pass_number >> 1) % ranks
@@ -243,7 +243,7 @@ class Endings(NamedTuple):
 class StepRows(NamedTuple):
     """For every step the row of its passes in `PassTimes`, and the row of its ending in `Endings`."""
 
-    lane: IntArray
+    pass_row: IntArray
     ending: IntArray
 
 
@@ -261,8 +261,8 @@ def finish_steps(
     leaves, ``last_stages`` the stages of every position in the order in which their buckets leave, and ``pairs`` the
     two positions that keep each tied parameter.
     """
-    result = np.zeros(len(steps.lane), np.int64)
-    if pays(len(steps.lane) * (bucket_ticks.shape[1] + last_stages.size)):
+    result = np.zeros(len(steps.pass_row), np.int64)
+    if pays(len(steps.pass_row) * (bucket_ticks.shape[1] + last_stages.size)):
         compile_loop(_fill_finishes)(result, steps, pass_times, bucket_ticks, endings, last_stages, pairs)
         return result
     ticks = [0] * len(result)
@@ -279,18 +279,18 @@ def finish_steps(
 def _fill_finishes(
     result: Ints,
     steps: StepRows,
-    walked: PassTimes,
+    pass_times: PassTimes,
     bucket_ticks: Rows,
     endings: Endings,
     last_stages: Rows,
     pairs: Rows,
 ) -> None:
     """Fill ``result``; buckets leave one after another, and the device goes on when all have arrived."""
-    lanes, ending_rows = steps
-    rank_ends, stage_starts = walked
+    pass_rows, ending_rows = steps
+    rank_ends, stage_starts = pass_times
     first_buckets, bucket_reductions, columns = endings
     for step in range(len(result)):
-        row, ending_row = lanes[step], ending_rows[step]
+        row, ending_row = pass_rows[step], ending_rows[step]
         ends = [0] * len(last_stages)
         reductions = [0] * len(last_stages)
         for position in range(len(last_stages)):

@@ -30,7 +30,7 @@ from meshwise.strategies.lowering.tasks.variants import (
     kind_of,
 )
 from meshwise.strategies.plan.mesh import PIPELINE, Axis, Mesh, Microbatch, list_data_ranks
-from meshwise.strategies.plan.offloading import StepPlace
+from meshwise.strategies.plan.offloading import StepPlace, select_fraction
 from meshwise.strategies.plan.plan import Plan, StateKey
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.orders import list_actions
@@ -112,10 +112,7 @@ class PlanMemory:
 
         ``fractions`` are those of optimizer states on hosts, and ``buffers`` what the framework keeps.
         """
-        shares = [
-            HostShare((fractions[position if len(fractions) > 1 else 0]) if fractions else 0.0)
-            for position in range(stages.num_positions)
-        ]
+        shares = [HostShare(select_fraction(fractions, position)) for position in range(stages.num_positions)]
         sites = list(zip(self.costs.count_parameters(stages).positions, buffers, shares, copies, strict=True))
         sizes = {site: count_residents(self.training, states, *site).device_bytes for site in dict.fromkeys(sites)}
         return np.array([sizes[site] for site in sites], dtype=np.int64)

@@ -16,19 +16,19 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.engine.flows import MAX_TICKS
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
-from meshwise.strategies.bounds.durations import EndingTicks, SendTicks, TickTables
+from meshwise.strategies.bounds.durations import SendTicks, TickTables
 from meshwise.strategies.bounds.longest_path import (
     ENDING_COLUMNS,
     Endings,
     StepRows,
     arrange_schedule,
     finish_steps,
-    walk,
+    walk_schedule,
 )
 from meshwise.strategies.lowering.costs.keys import PassKey, PlanKeys, StageKey
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.plan.mesh import TENSOR, tied_kind
+from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.plan import Plan, StateKey
 
 WALKED_SCHEDULES = frozenset({"naive", "gpipe", "1f1b", "interleaved"})
@@ -65,7 +65,7 @@ class LongestPaths:
 
     @memoise
     def send_row(self, sends: SendTicks) -> IntArray:
-        """Return the ticks of sending the output of each pass, in the same columns."""
+        """Return the ticks of sending the output of each pass, in the columns of `pass_row`."""
         return np.stack(list(map(_to_row, sends)), axis=1).ravel()
 
     @memoise
@@ -96,22 +96,12 @@ class LongestPaths:
         return result
 
     @memoise
-    def ending_rows(self, machine: Machine, stages: StageKey, ending: EndingTicks) -> Endings:
+    def ending_rows(self, machine: Machine, stages: StageKey, states: StateKey) -> Endings:
         """Return the ticks of a step's ending, one row of each column."""
+        ending = self.durations.count_ending_ticks(machine, stages, states)
         first_buckets = np.cumsum([0, *map(len, ending.bucket_reductions)])
-        columns = ending._asdict() | {"tied_sums": self._list_tied_ticks(machine, stages)}
         bucket_row = _to_row(list(chain(*ending.bucket_reductions)))
-        return Endings(first_buckets, bucket_row, tuple(_to_row(columns[name]) for name in ENDING_COLUMNS))
-
-    def _list_tied_ticks(self, machine: Machine, stages: StageKey) -> list[int]:
-        """Return the ticks of the sum of each tied parameter's gradients."""
-        result = []
-        for first_position, second_position, elements in self.costs.list_tied_elements(stages):
-            kind = tied_kind(first_position, second_position)
-            size = float(elements * self.costs.problem.training.gradient_bytes)
-            groups = machine.list_distinct_groups(kind, Collective.ALL_REDUCE)[first_position]
-            result.append(machine.least_ticks(kind, groups, Collective.ALL_REDUCE, size))
-        return result
+        return Endings(first_buckets, bucket_row, tuple(_to_row(getattr(ending, name)) for name in ENDING_COLUMNS))
 
     def ticks(self, plans: Sequence[Plan]) -> list[int | None]:
         """Return the ticks of one step of every plan, none where only its program tells them."""
@@ -144,10 +134,9 @@ class LongestPaths:
                 lane_rows.append(
                     [pass_row, self.send_row(sends), self.bucket_row(passes, stages, states, rank, slices)]
                 )
-            ending_ticks = self.durations.count_ending_ticks(machine, stages, states)
             ending = endings.setdefault((machine, stages, states), len(endings))
             if ending == len(ending_rows):
-                ending_rows.append(self.ending_rows(machine, stages, ending_ticks))
+                ending_rows.append(self.ending_rows(machine, stages, states))
             plan_rows.append((lane, ending))
         plan = batch[0].plan
         arrangement = arrange_schedule(plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks)
@@ -159,11 +148,11 @@ class LongestPaths:
         # In floats, because integers would overflow unseen before the check.
         work = (pass_ticks + send_ticks).sum(axis=1, dtype=np.float64) * plan.num_microbatches
         ending_work = sum(column.sum(axis=1, dtype=np.float64) for column in (ending_table.bucket_reductions, *columns))
-        most_work = (work[steps.lane] + ending_work[steps.ending]).max()
+        most_work = (work[steps.pass_row] + ending_work[steps.ending]).max()
         if most_work > MAX_TICKS:
             raise ValueError(f"the work of a step takes at most {MAX_TICKS} ticks (13 days), met {most_work:.3g}")
         pairs = np.array(self.costs.list_tied_shares(plan), dtype=np.int64).reshape(-1, 3)[:, :2]
-        pass_times = walk(arrangement, pass_ticks, send_ticks)
+        pass_times = walk_schedule(arrangement, pass_ticks, send_ticks)
         return finish_steps(steps, pass_times, bucket_ticks, ending_table, arrangement.last_stages, pairs)
 
 

@@ -17,7 +17,7 @@ from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.step_shape import step_shape
 from meshwise.strategies.lowering.tasks.data_parallel import reduction_bytes
-from meshwise.strategies.lowering.tasks.skeleton import Skeleton, TaskTemplate
+from meshwise.strategies.lowering.tasks.skeleton import Role, Skeleton, TaskTemplate
 from meshwise.strategies.lowering.tasks.step import build_step
 from meshwise.strategies.lowering.tasks.variants import kind_of
 from meshwise.strategies.lowering.volumes import Volumes
@@ -64,7 +64,7 @@ class _CommunicationCounter:
         cuts = Cuts(costs, plan, costs.machine(plan), Granularity.CHAIN)
         self.plan, self.cuts, self.volumes = plan, cuts, Volumes(costs, plan, cuts.sharing, cuts.buckets)
         self.table = cuts.machine.table
-        shape = step_shape(cuts, self.volumes)._replace(microbatches=plan.num_microbatches)
+        shape = step_shape(cuts, self.volumes)
         self.tasks: Skeleton = build_step(shape)
         self.task_counts = np.bincount(self.tasks.template_of, minlength=len(self.tasks.templates)).tolist()
 
@@ -94,7 +94,7 @@ class _CommunicationCounter:
         rank_class = int(self.table.class_of[rank])
         position, batch = self.table.positions[rank_class], self.cuts.machine.rank(rank_class).batch
         for template, count in zip(self.tasks.templates, self.task_counts, strict=True):
-            if template.role == "send":
+            if template.role == Role.SEND:
                 stage, backward = template.key
                 if self.cuts.positions[stage] == position:
                     collective, size = self.volumes.boundary_send(stage - backward, batch)
@@ -125,5 +125,5 @@ class _CommunicationCounter:
         return tuple(axis.name for axis in self.plan.mesh.axes if axis.name in names and axis.size > 1)
 
 
-_STATE_ROLES = ("unshard", "reduce", "norm", "replicated", "gather", "tied")
+_STATE_ROLES = (Role.UNSHARD, Role.REDUCE, Role.NORM, Role.REPLICATED, Role.GATHER, Role.TIED)
 """Roles of tasks that sum gradients or gather parameters."""

@@ -43,14 +43,7 @@ from meshwise.strategies.lowering.rank_classes.machine import Communicator, Rank
 from meshwise.strategies.lowering.residents import updates_parameters
 from meshwise.strategies.lowering.stage_costs import PassCollective
 from meshwise.strategies.lowering.tasks.data_parallel import Bucket
-from meshwise.strategies.lowering.tasks.skeleton import (
-    ACTIVATIONS,
-    GRADIENTS,
-    PARAMETERS,
-    SQUARES_ON_HOST,
-    SUM_ON_HOST,
-    TaskTemplate,
-)
+from meshwise.strategies.lowering.tasks.skeleton import Role, TaskTemplate
 from meshwise.strategies.lowering.tasks.variants import BACKWARD_PASS, FORWARD_PASS, LAST_BACKWARD, kind_of, variant_of
 from meshwise.strategies.lowering.timing import host_ticks, norm_ticks, optimizer_ticks
 from meshwise.strategies.lowering.volumes import Volume, Volumes
@@ -80,25 +73,25 @@ class HostCopy(NamedTuple):
 def describe_host_copy(cuts: Cuts, template: TaskTemplate, rank: RankProfile) -> HostCopy:
     """Return what the task of a template copies for a rank, or what its host reads and writes."""
     training = cuts.training
-    if template.role == SQUARES_ON_HOST:
+    if template.role == Role.SQUARES_ON_HOST:
         elements = cuts.host_shares[template.site.position].parameters
         return HostCopy(elements * training.gradient_bytes, "norm of gradients on host", -1)
     stage, number = template.key
     names = cuts.plan.stages[stage].blocks
-    if template.role == ACTIVATIONS:
+    if template.role == Role.ACTIVATIONS:
         offloaded_bytes = cuts.costs.stage_cost(cuts.plan, stage, rank).blocks[number].offloaded_bytes
         host_changes = (Change(Category.ACTIVATIONS, offloaded_bytes, host=True),)
         if template.site.kind == TO_HOST:
             return HostCopy(offloaded_bytes, f"activations of {names[number]} to host", stage, acquired=host_changes)
         return HostCopy(offloaded_bytes, f"activations of {names[number]} from host", stage, released=host_changes)
-    if template.role == PARAMETERS:
+    if template.role == Role.PARAMETERS:
         block = cuts.plan_costs.stages[stage].blocks[number]
         shard = count_updated_parameters(cuts.plan, block.parameters, block.expert_parameters)
         return HostCopy(shard * training.shard_bytes, f"parameters of {names[number]} from host", stage)
-    assert template.role in (GRADIENTS, SUM_ON_HOST)
+    assert template.role in (Role.GRADIENTS, Role.SUM_ON_HOST)
     bucket = cuts.buckets(stage)[number]
     size = _count_shard_elements(cuts, bucket) * training.gradient_bytes
-    if template.role == SUM_ON_HOST:
+    if template.role == Role.SUM_ON_HOST:
         # The host reads two summands and writes their sum.
         return HostCopy(3 * size, f"gradients of {bucket.last_block} added on host", stage)
     return HostCopy(size, f"gradients of {bucket.last_block} to host", stage)
@@ -121,22 +114,22 @@ class Contents:
     def describe_task(self, template: TaskTemplate, instance: int) -> TaskContent:
         """Return the content of a template's task on a rank class or a group class."""
         position, key = template.site.position, template.key
-        if template.role in ("pass", "lead", "rest"):
+        if template.role in (Role.PASS, Role.LEAD, Role.REST):
             runs_as_group = template.site.kind == TENSOR
             rank_class = self.table.tables[TENSOR].classes[instance][0] if runs_as_group else instance
             stage, variant, index = key
             return self._list_pass_contents(template.role, stage, variant, rank_class)[index]
-        if template.role == "optimizer":
+        if template.role == Role.OPTIMIZER:
             return TaskContent(self._build_optimizer(position, instance))
-        if template.role == "squares":
+        if template.role == Role.SQUARES:
             return TaskContent(self._build_squares(position, instance))
-        if template.role == "update":
+        if template.role == Role.UPDATE:
             return self._build_update(key[0], key[1], position, instance)
         if template.site.kind in HOST_KINDS:
             return self._build_host_copy(template, instance)
-        if template.role == "collective":
+        if template.role == Role.COLLECTIVE:
             return self._build_collective(template.site.kind, key, instance)
-        if template.role == "send":
+        if template.role == Role.SEND:
             stage, backward = key
             name = "gradients" if backward else "activations"
             communicator = self.machine.communicator(template.site.kind, instance)
@@ -160,12 +153,12 @@ class Contents:
         """
         if not self.cuts.sharing.gradients or template.site.kind == REPLICA:
             return 0
-        if template.role == "unshard":
+        if template.role == Role.UNSHARD:
             count = 1
-        elif template.role == "reduce":
+        elif template.role == Role.REDUCE:
             stage, bucket, _ = template.key
             count = len(self.cuts.buckets(stage)[bucket].blocks)
-        elif template.role == "gather":
+        elif template.role == Role.GATHER:
             count = sum(len(self.plan.stages[stage].blocks) for stage in self.plan.stages_at(template.site.position))
         else:
             return 0
@@ -178,9 +171,9 @@ class Contents:
     def _list_pass_contents(self, role: str, stage: int, variant: int, rank_class: int) -> tuple[TaskContent, ...]:
         """Return the contents of the parts of a pass, or of the launches before or during each of them."""
         parts = self.cuts.list_parts(stage, variant, rank_class)
-        if role == "pass":
+        if role == Role.PASS:
             return tuple(TaskContent(part.work) for part in parts)
-        launches = ((part.launch_lead if role == "lead" else part.launch_tail, part.name) for part in parts)
+        launches = ((part.launch_lead if role == Role.LEAD else part.launch_tail, part.name) for part in parts)
         return tuple(self._build_launch(stage, *launch) for launch in launches)
 
     def _build_launch(self, stage: int, ticks: int, name: str) -> TaskContent:

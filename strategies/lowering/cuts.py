@@ -170,7 +170,7 @@ class StagePass(NamedTuple):
         The names of its blocks, and what they take.
     launch
         Seconds in which the host launches one kernel.
-    before
+    first_segments
         Collectives that run first, on what arrives from another stage.
     changes
         What the blocks, in the order of the pass, take and give back besides activations.
@@ -183,27 +183,28 @@ class StagePass(NamedTuple):
     names: tuple[str, ...]
     cost: StageCost
     launch: float
-    before: tuple[TimedSegment, ...] = ()
+    first_segments: tuple[TimedSegment, ...] = ()
     changes: tuple[BlockChanges, ...] = ()
     copy_durations: tuple[int, ...] = ()
 
 
-def cut_pass(whole: StagePass, cut: Cut) -> tuple[Part, ...]:
+def cut_pass(stage_pass: StagePass, cut: Cut) -> tuple[Part, ...]:
     """Return one pass of a stage in parts, in order."""
-    index, kind, names, cost, launch, before, block_changes, copy_durations = whole
+    index, kind, names, cost, launch, first_segments, block_changes, copy_durations = stage_pass
     direction = 1 if kind is ActionKind.FORWARD else -1
     block_extras = block_changes or (NO_CHANGES,) * len(names), copy_durations or (0,) * len(names)
     blocks = list(zip(names[::direction], cost.blocks[::direction], *block_extras, strict=True))
     if launch or cut.after_every or cut.collectives:
         return tuple(
-            _build_part(items, index, kind, launch) for items in _split_chains(_list_items(blocks, kind, before), cut)
+            _build_part(items, index, kind, launch)
+            for items in _split_chains(_list_items(blocks, kind, first_segments), cut)
         )
     # Without launches and with cuts between blocks alone, segments need not be looked at: whole blocks are summed.
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
     pass_parts: list[Part] = []
     for place, row in enumerate(rows):
-        leading = () if place else before
+        leading = () if place else first_segments
         if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy in row):
             pass_parts += (
                 _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, leading), cut)
@@ -241,7 +242,7 @@ def _list_items(
 
 
 cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
-"""The same, kept: plans that differ elsewhere share their passes."""
+"""`cut_pass`, with its latest results kept: plans that differ elsewhere share their passes."""
 
 
 def _list_block_items(
@@ -287,7 +288,7 @@ def _build_changes(activations: int, buffers: int, gradients: int) -> tuple[Chan
 def _split_chains(items: list[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]:
     """Yield the items of each part."""
     current_chain: list[_PassItem] = []
-    ends_overlap = False  # whether the next step meets one beside it
+    ends_overlap = False  # whether a collective runs beside the next item, so that a part ends behind both
     for item in items:
         is_joint = item.segment.collective is not None and (cut.collectives or cut.after_every)
         if current_chain and (cut.after_every or is_joint or item.is_copy):
@@ -389,12 +390,12 @@ class PassMode(StrEnum):
 
     ``rank``: each rank class runs it alone; nothing can disturb the collectives inside. ``group``: the ranks of a
     group, of several classes that compute alike, run it together: early ones are shown to wait before the pass, not in
-    its first collective. ``apart``: collectives are tasks of their own.
+    its first collective. ``separate``: collectives are tasks of their own.
     """
 
     RANK = "rank"
     GROUP = "group"
-    SEPARATE = "apart"
+    SEPARATE = "separate"
 
 
 def choose_pass_modes(
@@ -419,7 +420,7 @@ def choose_pass_modes(
     if pass_kinds and plan.overlaps_passes:
         return (PassMode.SEPARATE,) * plan.pipeline
     disturbed = _find_disturbed(
-        machine, pass_kinds, plan, _list_others(machine, plan, in_buckets, tied_sums, replicated_axes)
+        machine, pass_kinds, _list_others(machine, plan, in_buckets, tied_sums, replicated_axes)
     )
     for kind in pass_kinds:
         for index, members in enumerate(table.tables[kind].classes):
@@ -433,7 +434,7 @@ def choose_pass_modes(
 
 
 def _find_disturbed(
-    machine: Machine, pass_kinds: Sequence[str], plan: Plan, other_collectives: Iterable[tuple[str, Collective, bool]]
+    machine: Machine, pass_kinds: Sequence[str], other_collectives: Iterable[tuple[str, Collective, bool]]
 ) -> frozenset[_GroupClass]:
     """Return the group classes on whose links other groups, as `_list_others` yields them, may move bytes meanwhile.
 
@@ -622,10 +623,10 @@ class Cuts:
         clock, names = self.costs.clock(rank), self.plan.stages[stage].blocks
         first_segments = clock.time_segments(self.list_first_segments(stage, variant, rank))
         copy_durations = tuple(copy_ticks(rank.accelerator, change.copied_bytes) for change in block_changes)
-        whole = StagePass(
+        stage_pass = StagePass(
             stage, kind_of(variant), names, cost, rank.launch, first_segments, block_changes, copy_durations
         )
-        return cut_known_pass(whole, cut)
+        return cut_known_pass(stage_pass, cut)
 
     def _list_first_gradients(self, stage: int) -> tuple[int, ...]:
         """Return the elements of every block, in the order of backward, whose gradients a first backward allocates."""

@@ -1,7 +1,6 @@
 """Lower a plan: cut its passes, build the skeleton of its schedule, and fill in what each task does."""
 
 from dataclasses import replace
-from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ from meshwise.simulator.brief import with_brief_repr
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.engine.steady_state import find_window
 from meshwise.simulator.interconnect.interconnect import interconnect
+from meshwise.simulator.memo import remember_latest
 from meshwise.simulator.program import IntArray, LinkClass, Program, pause_collection
 from meshwise.strategies.lowering.contents import Contents, count_traffic
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
@@ -29,7 +29,10 @@ MAX_TASKS = 100_000
 """Most tasks of a program to which further steps are added until the steps repeat."""
 
 ANY_COUNT = 0
-"""Microbatches of a plan that stands for all plans that differ in their number alone; no schedule has so few."""
+"""Microbatches of a plan that stands for all plans that differ in their number alone; no schedule has so few.
+
+Passes, volumes and contents of tasks do not depend on the number.
+"""
 
 SETTLING_MICROBATCHES = 256
 """Microbatches of the first program that is tried without a flush: transfers that share links settle in so many."""
@@ -62,9 +65,7 @@ def lower(
     """
     costs = costs or StageCosts(problem)
     with pause_collection():
-        generic_plan = replace(plan, num_microbatches=ANY_COUNT)
-        # Passes do not depend on the number of microbatches: plans that differ in it alone share one cache entry.
-        lowering = _StepLowering(_lower_passes(costs, generic_plan, Granularity(granularity), folded=folded), plan)
+        lowering = _StepLowering(_lower_passes(costs, plan, Granularity(granularity), folded=folded), plan)
         return _lower_steady(lowering) if plan.asynchronous else lowering.build_program()
 
 
@@ -90,8 +91,7 @@ def lower_with_sites(problem: Problem, plan: Plan) -> SitedProgram:
         raise ValueError(f"the tasks of one step need a schedule with a flush, met {plan.schedule}")
     costs = StageCosts(problem)
     with pause_collection():
-        generic_plan = replace(plan, num_microbatches=ANY_COUNT)
-        passes = _lower_passes(costs, generic_plan, Granularity.OPERATOR, folded=True)
+        passes = _lower_passes(costs, plan, Granularity.OPERATOR, folded=True)
         tasks = build_step(passes.shape._replace(microbatches=plan.num_microbatches))
         table = passes.cuts.machine.table
         task_frame = build_frame(tasks, table)
@@ -108,14 +108,26 @@ class _LoweredPasses:
         self.cuts, self.shape, self.contents = cuts, step_shape(cuts, volumes), Contents(cuts, volumes)
 
 
-@lru_cache(maxsize=1)
-def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _LoweredPasses:
-    """Return the passes of a plan.
+class _PassLowering:
+    """Lowers the passes of plans of one problem."""
 
-    The latest result is cached: a search often asks next for a plan that differs in its number of microbatches alone.
-    """
-    machine = costs.machine(plan) if folded else costs.build_unfolded_machine(plan)
-    return _LoweredPasses(Cuts(costs, plan, machine, granularity))
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs = costs
+
+    @remember_latest
+    def lower_passes(self, plan: Plan, granularity: Granularity, folded: bool) -> _LoweredPasses:
+        """Return the passes of a plan.
+
+        The latest result is kept: a search often asks next for a plan that differs in its number of microbatches alone.
+        """
+        machine = self.costs.machine(plan) if folded else self.costs.build_unfolded_machine(plan)
+        return _LoweredPasses(Cuts(self.costs, plan, machine, granularity))
+
+
+def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _LoweredPasses:
+    """Return the passes of a plan, for any number of microbatches."""
+    generic_plan = replace(plan, num_microbatches=ANY_COUNT)
+    return costs.get_shared(_PassLowering).lower_passes(generic_plan, granularity, folded)
 
 
 class _StepLowering(NamedTuple):

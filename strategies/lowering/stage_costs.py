@@ -264,13 +264,13 @@ class StageCosts(StageWorks):
         passes: PassKey,
         stages: StageKey,
         ranks: tuple[RankProfile, ...],
-        activations: tuple[float, ...],
+        offloaded_fractions: tuple[float, ...],
         zero_3: bool,
     ) -> PlanCosts:
         costs = []
         for stage, position in enumerate(stages.positions):
             rank = ranks[position]
-            stage_run = self.find_stage_run_of(passes, stages, activations, zero_3, stage, rank.batch)
+            stage_run = self.find_stage_run_of(passes, stages, offloaded_fractions, zero_3, stage, rank.batch)
             costs.append(self._time_stage(stage_run, rank))
         return PlanCosts(tuple(costs), self.count_parameters(stages))
 
@@ -310,12 +310,6 @@ class StageCosts(StageWorks):
             for _ in range(count)
         ]
         return StageCost(tuple(map(BlockCost, work.blocks, passes)), work.gradients)
-
-    def block_cost(self, run: RunKey, name: str, rank: RankProfile, recompute_choice: LayerRecompute) -> BlockCost:
-        """Return the cost of a block on a rank; ``recompute_choice`` is what is recomputed of it if it is a layer."""
-        return BlockCost(
-            self.blocks.work(run, name, recompute_choice), self.block_passes(run, name, recompute_choice, rank)
-        )
 
     @memoise
     def block_passes(self, run: RunKey, name: str, recompute_choice: LayerRecompute, rank: RankProfile) -> BlockPasses:

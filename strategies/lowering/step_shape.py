@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from meshwise.strategies.lowering.costs.offload import plan_update
-from meshwise.strategies.lowering.costs.optimizer import SQUARES
+from meshwise.strategies.lowering.costs.optimizer import NORM_SUM
 from meshwise.strategies.lowering.cuts import Cuts, Part, PassMode
 from meshwise.strategies.lowering.tasks.activation_copies import OffloadedBlock
 from meshwise.strategies.lowering.tasks.data_parallel import (
@@ -90,7 +90,7 @@ class _ShapeBuilder:
         """Return the phases of the sum of the norm of gradients; ``None`` without clipping."""
         if not self.training.gradient_clipping:
             return None
-        return self._count_phases(NORM, 0, SQUARES) if NORM in self.table.tables else 0
+        return self._count_phases(NORM, 0, NORM_SUM) if NORM in self.table.tables else 0
 
     def _build_stage(self, stage: int) -> StageShape:
         """Return the shape of a stage.

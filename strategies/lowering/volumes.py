@@ -5,7 +5,7 @@ from math import ceil
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.memo import memoise
-from meshwise.strategies.lowering.costs.optimizer import SQUARES, Parameters
+from meshwise.strategies.lowering.costs.optimizer import NORM_SUM, Parameters
 from meshwise.strategies.lowering.costs.weights import summed_elements
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import (
@@ -16,7 +16,7 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     replica_sum,
 )
 from meshwise.strategies.lowering.tasks.fully_sharded import Sharing
-from meshwise.strategies.lowering.tasks.skeleton import TaskTemplate
+from meshwise.strategies.lowering.tasks.skeleton import Role, TaskTemplate
 from meshwise.strategies.plan.mesh import EXPERT_DATA, OPERATOR_AXES, REPLICA
 from meshwise.strategies.plan.plan import Plan
 
@@ -97,24 +97,25 @@ class Volumes:
     def describe_communication(self, template: TaskTemplate) -> tuple[int, int, Volume, str]:
         """Return stage, phase, volume and name of a communication of states; stage -1 stands for all stages."""
         position, key = template.site.position, template.key
-        if template.role == "unshard":
+        if template.role == Role.UNSHARD:
             name = self.plan.stages[key[0]].blocks[key[1]]
             content = "experts" if template.site.kind == EXPERT_DATA else "parameters"
             return key[0], key[2], self.unit_gather(template.site.kind, key[0], key[1]), f"{content} of {name}"
         over_replicas = template.site.kind == REPLICA
-        if template.role == "reduce" and key[0] >= 0:
+        if template.role == Role.REDUCE and key[0] >= 0:
             bucket = self.buckets(key[0])[key[1]]
             volume = self.replica_sum(bucket.kind, bucket.parameters) if over_replicas else self.bucket_sum(*key[:2])
             return key[0], key[2], volume, f"gradients of {bucket.blocks[-1]} .. {bucket.blocks[0]}"
-        if template.role == "reduce" and over_replicas:
+        if template.role == Role.REDUCE and over_replicas:
             kind = SHARING_KINDS[key[1]]
             return -1, key[2], self.replica_sum(kind, self.count_shared(kind, position)), "gradients of all blocks"
-        if template.role == "reduce":
+        if template.role == Role.REDUCE:
             return -1, key[2], self.gradient_sum(template.site.kind, position), "gradients of all blocks"
-        if template.role == "norm":
-            return -1, key[0], SQUARES, "norm of gradients"
-        if template.role == "replicated":
+        if template.role == Role.NORM:
+            return -1, key[0], NORM_SUM, "norm of gradients"
+        if template.role == Role.REPLICATED:
             return -1, key[0], self.replicated_sum(template.site.kind, position), "gradients of replicated parameters"
-        if template.role == "gather":
+        if template.role == Role.GATHER:
             return -1, key[0], self.parameter_gather(template.site.kind, position), "parameters"
+        assert template.role == Role.TIED
         return -1, key[1], self.tied_sum(self.tied_sums[key[0]][2]), "tied gradients"

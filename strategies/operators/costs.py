@@ -37,7 +37,7 @@ from meshwise.strategies.lowering.costs.operator import (
     is_tensor_gather,
 )
 from meshwise.strategies.lowering.costs.optimizer import (
-    SQUARES,
+    NORM_SUM,
     Parameters,
     allocates_gradients,
 )
@@ -191,7 +191,7 @@ class NodeCosts:
     def fixed_ticks(self) -> int:
         """The ticks of the end of a step that do not depend on any choice."""
         machine = self.setting.machine
-        norm = machine.communicator(NORM, 0).ticks(*SQUARES) if NORM in machine.table.tables else 0
+        norm = machine.communicator(NORM, 0).ticks(*NORM_SUM) if NORM in machine.table.tables else 0
         return self._count_update_ticks(Parameters(0, 0)) + norm
 
     @cached_property

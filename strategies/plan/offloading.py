@@ -143,8 +143,7 @@ class Offloading:
         >>> Offloading(activations=(1.0, 0.5)).fraction_at("activations", 1)
         0.5
         """
-        fractions: tuple[float, ...] = getattr(self, kind)
-        return fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
+        return select_fraction(getattr(self, kind), position)
 
     @property
     def moves_in_passes(self) -> bool:
@@ -238,6 +237,15 @@ def _parse_fractions(name: str, value: Any) -> tuple[float, ...]:
             f"met {Repr().repr(value)}; nearest: 1.0"
         )
     return tuple(map(float, values))
+
+
+def select_fraction(fractions: tuple[float, ...], position: int) -> float:
+    """Return the fraction of a pipeline position: its own, or the one of all positions; 0 where there is none.
+
+    >>> select_fraction((0.25,), 3)
+    0.25
+    """
+    return fractions[position if len(fractions) > 1 else 0] if fractions else 0.0
 
 
 def count_fraction(count: int, fraction: float) -> int:

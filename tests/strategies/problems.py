@@ -9,7 +9,7 @@ from meshwise.simulator.machine.topology import Fabric, Link
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.lowering.costs.layout import BlockLayout
-from meshwise.strategies.lowering.costs.recompute import BlockMemory
+from meshwise.strategies.lowering.costs.memory import BlockMemory, StageMemory
 from meshwise.strategies.lowering.costs.segments import Kernels, Segment
 from meshwise.strategies.lowering.stage_costs import BlockCost, StageCosts
 from meshwise.strategies.plan.plan import Plan
@@ -52,7 +52,14 @@ def on(cluster: Cluster, spec: Transformer, batch: int, precision: str = "fp32")
 
 def find_block_cost(costs: StageCosts, plan: Plan, name: str) -> BlockCost:
     """Return the cost of a kind of block on rank 0, recomputed as the plan does in its first stage."""
-    return costs.block_cost(costs.find_keys(plan).run, name, costs.machine(plan).rank(0), find_choice(plan))
+    run, choice, rank = costs.find_keys(plan).run, find_choice(plan), costs.machine(plan).rank(0)
+    return BlockCost(costs.blocks.work(run, name, choice), costs.block_passes(run, name, choice, rank))
+
+
+def list_stage_memories(costs: StageCosts, plan: Plan) -> tuple[StageMemory, ...]:
+    """Return the memory of one microbatch of every stage on a rank."""
+    keys = costs.find_keys(plan)
+    return costs.list_stage_memories(keys.passes, keys.stages)
 
 
 def find_block_layout(costs: StageCosts, plan: Plan, name: str) -> BlockLayout:

@@ -117,10 +117,10 @@ class BlockWorks:
     @memoise
     def work(self, run: RunKey, name: str, recompute_choice: LayerRecompute) -> BlockWork:
         """Return what a block does on a rank; ``recompute_choice`` is what is recomputed of it if it is a layer."""
-        cut, layout = run.cut, self.layout(run.cut, name, run.least_sequences)
+        cut, layout = run.cut, self.layout(run.cut, name, run.sequences)
         # The order matters: recomputed products overlap collectives too, and sums of gradients between products and
         # collectives would keep these apart.
-        segments = self.plain_segments(cut, name, run.least_sequences)
+        segments = self.plain_segments(cut, name, run.sequences)
         reruns_unread = self.conventions.recomputes_unread
         segments = with_recompute(layout.block, segments, recompute_choice, reruns_unread=reruns_unread)
         in_chunks = run.overlap_tensor and layout.block.layer

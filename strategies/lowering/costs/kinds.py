@@ -19,8 +19,7 @@ from meshwise.simulator.operator_graph import Block, OperatorGraph
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.lowering.costs.layout import BlockKind
 from meshwise.strategies.plan.partition import Stage
-from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import PerStage, StageRecompute, find_stage_recompute
+from meshwise.strategies.plan.recomputation import PerStage, find_stage_recompute
 from meshwise.strategies.plan.sharding import REPLICATED, OperatorSharding, ShardingSpec
 
 Shardings = Mapping[str, OperatorSharding]
@@ -151,10 +150,6 @@ class StageKinds:
     def blocks(self) -> tuple[str, ...]:
         """The different blocks."""
         return tuple(dict.fromkeys(block for runs in self.kinds for block, _ in runs))
-
-    def recompute(self, plan: Plan, kind: int) -> StageRecompute:
-        """Return what a plan recomputes of the stages of a kind."""
-        return find_stage_recompute(plan.recompute, self.first_stages[kind])
 
     @cached_property
     def first_stages(self) -> tuple[int, ...]:

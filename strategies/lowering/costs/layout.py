@@ -27,7 +27,7 @@ class BlockKind(NamedTuple):
 
 
 class BlockTraining(NamedTuple):
-    """What the steps of a block depend on of the training.
+    """What the segments of a block depend on of the training.
 
     Parameters
     ----------

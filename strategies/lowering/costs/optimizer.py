@@ -110,7 +110,7 @@ def allocates_gradients(training: Training, plan: SharedStates) -> bool:
     return drops_gradients and not keeps_gradients
 
 
-SQUARES = (Collective.ALL_REDUCE, 4.0)
+NORM_SUM = (Collective.ALL_REDUCE, 4.0)
 """The all-reduce of the sum of squares of gradients, and its bytes."""
 
 

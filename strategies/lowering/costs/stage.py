@@ -7,12 +7,12 @@ from meshwise.simulator.memo import memoise
 from meshwise.strategies.lowering.costs.block import BlockWork, BlockWorks
 from meshwise.strategies.lowering.costs.buffers import count_buffer_bytes
 from meshwise.strategies.lowering.costs.keys import CutKey, KeyMaker, PassKey, PlanKeys, RunKey, StageKey
-from meshwise.strategies.lowering.costs.kinds import StageKinds
+from meshwise.strategies.lowering.costs.kinds import Runs
 from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters
 from meshwise.strategies.lowering.costs.weights import factored_share, find_tied_parameters
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, Microbatch
-from meshwise.strategies.plan.offloading import count_fraction
+from meshwise.strategies.plan.offloading import count_fraction, select_fraction
 from meshwise.strategies.plan.plan import Plan, StateKey
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute, StageRecompute
@@ -40,8 +40,8 @@ class StageRun(NamedTuple):
 
     Parameters
     ----------
-    kinds, kind
-        The kinds of the stages of a plan, and the one of this stage.
+    blocks
+        Its blocks in order, each with how often it occurs in a row.
     boundary
         The data at its ends that lie in buffers.
     deferred
@@ -51,8 +51,7 @@ class StageRun(NamedTuple):
     """
 
     run: RunKey
-    kinds: StageKinds
-    kind: int
+    blocks: Runs
     recompute: StageRecompute
     boundary: Boundary
     deferred: tuple[tuple[int, int], ...]
@@ -82,10 +81,6 @@ class StageWorks:
     def find_keys(self, plan: Plan) -> PlanKeys:
         """Return the keys of a plan."""
         return self.keys.find_keys(plan)
-
-    def stage_kinds(self, plan: Plan) -> StageKinds:
-        """Return the kinds of a plan's stages; equal stages give the same value."""
-        return self.find_keys(plan).stages.kinds
 
     # parameters
 
@@ -223,20 +218,25 @@ class StageWorks:
 
     @memoise
     def find_stage_run_of(
-        self, passes: PassKey, stages: StageKey, activations: tuple[float, ...], zero_3: bool, stage: int, batch: int
+        self,
+        passes: PassKey,
+        stages: StageKey,
+        offloaded_fractions: tuple[float, ...],
+        zero_3: bool,
+        stage: int,
+        batch: int,
     ) -> "StageRun":
         """Return on what the work of a stage depends.
 
-        ``activations`` are the fractions of layers at each position, or at all, whose activations are offloaded.
+        ``offloaded_fractions`` are those of layers at each position, or at all, whose activations are offloaded.
         """
         run = self.find_batch_run(passes.run, batch)
         kind, position = stages.kinds.kind_of[stage], stages.positions[stage]
-        fraction = activations[position if len(activations) > 1 else 0] if activations else 0.0
+        fraction = select_fraction(offloaded_fractions, position)
         num_layers = sum(self._occurrences[name].layer for name in stages.stages[stage].blocks)
         return StageRun(
             run,
-            stages.kinds,
-            kind,
+            stages.kinds.kinds[kind],
             stages.find_recompute(passes.recompute, kind),
             self.find_buffered_boundary(run, stages, stage),
             # With ZeRO 3 each of two blocks that use a tied parameter is a unit that has it.
@@ -250,8 +250,7 @@ class StageWorks:
 
     def list_stage_blocks(self, stage_run: "StageRun") -> list[tuple[str, int, LayerRecompute]]:
         """Return the blocks of a stage in order, with how often each occurs in a row and what is recomputed of it."""
-        runs = stage_run.kinds.kinds[stage_run.kind]
-        return self.blocks.list_runs(stage_run.run.cut, runs, stage_run.recompute)
+        return self.blocks.list_runs(stage_run.run.cut, stage_run.blocks, stage_run.recompute)
 
     def build_stage_work(self, stage_run: "StageRun") -> StageWork:
         """Return what a stage does on a rank."""
@@ -272,11 +271,6 @@ class StageWorks:
         deferred_elements = dict(stage_run.deferred)
         gradients = (block.parameters - deferred_elements.get(place, 0) for place, block in enumerate(blocks))
         return StageWork(tuple(works), tuple(gradients))
-
-    def stage_memories(self, plan: Plan) -> tuple[StageMemory, ...]:
-        """Return the memory of one microbatch of every stage on a rank."""
-        keys = self.find_keys(plan)
-        return self.list_stage_memories(keys.passes, keys.stages)
 
     @memoise
     def list_stage_memories(self, passes: PassKey, stages: StageKey) -> tuple[StageMemory, ...]:

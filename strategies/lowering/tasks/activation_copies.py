@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from meshwise.strategies.lowering.tasks.skeleton import ACTIVATIONS, Waits
+from meshwise.strategies.lowering.tasks.skeleton import Role, Waits
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.schedules.schedule import Action, ActionKind, Schedule
 
@@ -129,5 +129,5 @@ class OffloadedPass:
         """Add a copy of a block's activations, and return its task."""
         waits = [(task, self.position) for task in waited_tasks]
         return self.add_copy(
-            kind, self.position, ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits
+            kind, self.position, Role.ACTIVATIONS, (self.action.stage, block), self.action.microbatch, waits
         )

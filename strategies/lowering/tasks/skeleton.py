@@ -14,11 +14,51 @@ from meshwise.simulator.program import IntArray, StreamKind
 RANK = "rank"
 """Kind of the sites of single ranks."""
 
-ACTIVATIONS, PARAMETERS, GRADIENTS = "host activations", "host parameters", "host gradients"
-"""Roles of copies between ranks and hosts while passes run."""
 
-SUM_ON_HOST, SQUARES_ON_HOST = "host sum", "host squares"
-"""Roles of work on a host: it adds gradients, and reads them for their norm."""
+class Role:
+    """What the tasks of a template are; the places of a template's ``key`` depend on it.
+
+    Strings, not members of an enumeration: templates are looked up by them, and strings keep their hash.
+    """
+
+    PASS = "pass"
+    """A part of a pass on a rank, key (stage, variant, part)."""
+    LEAD = "lead"
+    """Launching before such a part can run, with its key."""
+    REST = "rest"
+    """Launching while it runs, with its key."""
+    COLLECTIVE = "collective"
+    """A phase of a collective inside a pass, key (stage, variant, part, phase)."""
+    SEND = "send"
+    """Activations or gradients to another stage, key (stage, whether gradients)."""
+    UNSHARD = "unshard"
+    """A phase of the gather of a block's parameters, key (stage, block, phase)."""
+    REDUCE = "reduce"
+    """A phase of a sum of gradients, key (stage, bucket, phase); stage -1 and a kind of shares for all at once."""
+    TIED = "tied"
+    """A phase of the sum of a tied parameter's gradients, key (parameter, phase)."""
+    REPLICATED = "replicated"
+    """A phase of the sum of gradients that ranks along an operator axis have whole, key (phase,)."""
+    SQUARES = "squares"
+    """The read of the gradients for their norm, key ()."""
+    NORM = "norm"
+    """A phase of the sum of the norm, key (phase,)."""
+    OPTIMIZER = "optimizer"
+    """The update of the parameters on the device, key ()."""
+    UPDATE = "update"
+    """A chunk of a stage of an update whose states are on the host, key (stage of the update, end)."""
+    GATHER = "gather"
+    """A phase of the gather of parameters that were updated as shards, key (phase,)."""
+    ACTIVATIONS = "host activations"
+    """A copy of a block's activations to the host or back, key (stage, block)."""
+    PARAMETERS = "host parameters"
+    """A copy of a block's parameters from the host, key (stage, block)."""
+    GRADIENTS = "host gradients"
+    """A copy of a bucket of gradients to the host, key (stage, bucket)."""
+    SUM_ON_HOST = "host sum"
+    """The host adds such a bucket to those of earlier microbatches, key (stage, bucket)."""
+    SQUARES_ON_HOST = "host squares"
+    """The host reads gradients for their norm, key ()."""
 
 
 class Site(NamedTuple):
@@ -31,8 +71,8 @@ class Site(NamedTuple):
 class TaskTemplate(NamedTuple):
     """What the tasks of all microbatches share.
 
-    ``role`` and ``key`` identify it for the lowering; ``streams`` are the pipeline positions and streams that it
-    occupies.
+    ``role``, one of `Role`, and ``key`` identify it for the lowering; ``streams`` are the pipeline positions and
+    streams that it occupies.
     """
 
     site: Site

@@ -19,18 +19,7 @@ from meshwise.simulator.program import IntArray, StreamKind
 from meshwise.strategies.lowering.tasks.activation_copies import ActivationOffload
 from meshwise.strategies.lowering.tasks.ending import ENDING, GATHER, GRADIENT_SUMS, SQUARES, TIED_SUMS, UPDATE, Scope
 from meshwise.strategies.lowering.tasks.shape import LeavingBucket, PartShape, StepShape
-from meshwise.strategies.lowering.tasks.skeleton import (
-    GRADIENTS,
-    PARAMETERS,
-    RANK,
-    SQUARES_ON_HOST,
-    SUM_ON_HOST,
-    Site,
-    Skeleton,
-    Streams,
-    TaskList,
-    Waits,
-)
+from meshwise.strategies.lowering.tasks.skeleton import RANK, Role, Site, Skeleton, Streams, TaskList, Waits
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, JOINED_OFFSET, variant_of
 from meshwise.strategies.plan.mesh import BACKWARD, FORWARD, NORM, REPLICA, hop_kind, tied_kind
 from meshwise.strategies.plan.offloading import FROM_HOST, HOST, STEPS, TO_HOST, UPDATE_CHUNKS
@@ -272,18 +261,18 @@ class PassBuilder(TaskList):
         rank_site, launch_streams = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(part.axis, position) if part.num_phases or part.runs_as_group else rank_site
         streams = ((position, kind),)
-        launch_lead = self.number_template(rank_site, "lead", key, launch_streams) if part.has_launch else -1
+        launch_lead = self.number_template(rank_site, Role.LEAD, key, launch_streams) if part.has_launch else -1
         if part.num_phases:
             phases = tuple(
-                self.number_template(site, "collective", (*key, phase), streams) for phase in range(part.num_phases)
+                self.number_template(site, Role.COLLECTIVE, (*key, phase), streams) for phase in range(part.num_phases)
             )
         else:
-            phases = (self.number_template(site, "pass", key, streams),)
+            phases = (self.number_template(site, Role.PASS, key, streams),)
         return _PartTemplates(
             kind,
             launch_lead,
             phases,
-            self.number_template(rank_site, "rest", key, launch_streams) if part.has_launch else -1,
+            self.number_template(rank_site, Role.REST, key, launch_streams) if part.has_launch else -1,
         )
 
     def _reduce_buckets(self, chain: Chain, position: int, action: Action, part: int) -> list[int | None]:
@@ -320,7 +309,7 @@ class PassBuilder(TaskList):
             for phase in range(num_phases):
                 waits = [(last_task, position)] if phase == 0 else []
                 key, streams = (action.stage, leaving_bucket.number, phase), ((position, stream),)
-                last_task = self.add_task(Site(kind, position), "reduce", key, streams, microbatch, waits)
+                last_task = self.add_task(Site(kind, position), Role.REDUCE, key, streams, microbatch, waits)
                 self.last_reductions[position] = last_task
                 if kind != REPLICA:
                     self.last_scatters[position] = last_task
@@ -328,12 +317,12 @@ class PassBuilder(TaskList):
         if leaving_bucket.is_copied:
             bucket_key = (action.stage, leaving_bucket.number)
             waits = [(last_task, position), (chain.side_tail, position)]
-            copy = self.add_copy(TO_HOST, position, GRADIENTS, bucket_key, microbatch, waits)
+            copy = self.add_copy(TO_HOST, position, Role.GRADIENTS, bucket_key, microbatch, waits)
             self.last_reductions[position] = self.last_scatters[position] = copy
             # The host adds to the gradients of earlier microbatches; the first ones it only receives.
             if bucket_key in self.host_buckets:
                 self.host_sums[position] = self.add_copy(
-                    HOST, position, SUM_ON_HOST, bucket_key, microbatch, [(copy, position)]
+                    HOST, position, Role.SUM_ON_HOST, bucket_key, microbatch, [(copy, position)]
                 )
             self.host_buckets.add(bucket_key)
 
@@ -364,7 +353,7 @@ class PassBuilder(TaskList):
         site = Site(hop_kind(position, target) if is_hop else FORWARD if goes_ahead else BACKWARD, position)
         streams = ((position, send_stream), (target, receive_stream))
         waits = [(chain.tail, position)]
-        task = self.add_task(site, "send", (action.stage, int(not forward)), streams, action.microbatch, waits)
+        task = self.add_task(site, Role.SEND, (action.stage, int(not forward)), streams, action.microbatch, waits)
         self.arrivals[Action(stage, _AWAITED_KINDS[action.kind], action.microbatch)] = task
 
 
@@ -414,13 +403,13 @@ class _UnitGathers:
             waits, waited_tasks = [(task, position) for task in waited_tasks], []
             if kind == FROM_HOST:
                 unit_key = (self.action.stage, shape.block)
-                copy = builder.add_copy(kind, position, PARAMETERS, unit_key, self.action.microbatch, waits)
+                copy = builder.add_copy(kind, position, Role.PARAMETERS, unit_key, self.action.microbatch, waits)
                 self.gather_tasks[shape.first_part], waited_tasks = copy, [copy]
                 continue
             key, streams = (self.action.stage, shape.block, phase), ((position, StreamKind.GATHER),)
             site = Site(kind, position)
             self.gather_tasks[shape.first_part] = builder.add_task(
-                site, "unshard", key, streams, self.action.microbatch, waits
+                site, Role.UNSHARD, key, streams, self.action.microbatch, waits
             )
 
 
@@ -488,7 +477,11 @@ class StepBuilder(PassBuilder):
         for number, (first_position, second_position, num_phases) in enumerate(self.shape.tied_sums):
             streams = ((first_position, StreamKind.DATA), (second_position, StreamKind.DATA))
             self._add_communication(
-                Site(tied_kind(first_position, second_position), first_position), "tied", (number,), streams, num_phases
+                Site(tied_kind(first_position, second_position), first_position),
+                Role.TIED,
+                (number,),
+                streams,
+                num_phases,
             )
 
     def _add_communication(
@@ -515,17 +508,17 @@ class StepBuilder(PassBuilder):
         """Reduce the gradients of a position that passes have not reduced, then those of replicated parameters."""
         data_streams = ((position, StreamKind.DATA),)
         for kind, num_phases in self.shape.reductions[position]:
-            self._add_communication(Site(kind, position), "reduce", (-1, 0), data_streams, num_phases)
+            self._add_communication(Site(kind, position), Role.REDUCE, (-1, 0), data_streams, num_phases)
         for number, num_phases in self.shape.replica_sums[position]:
             replica_streams = ((position, StreamKind.REPLICA),)
-            self._add_communication(Site(REPLICA, position), "reduce", (-1, number), replica_streams, num_phases)
+            self._add_communication(Site(REPLICA, position), Role.REDUCE, (-1, number), replica_streams, num_phases)
         for axis, num_phases in self.shape.replicated_sums[position]:
-            self._add_communication(Site(axis, position), "replicated", (), data_streams, num_phases)
+            self._add_communication(Site(axis, position), Role.REPLICATED, (), data_streams, num_phases)
 
     def _gather_parameters(self, position: int) -> None:
         """Gather the parameters of a position that its optimizer has updated as shards."""
         for kind, num_phases in self.shape.gathers[position]:
-            self._add_communication(Site(kind, position), "gather", (), ((position, StreamKind.DATA),), num_phases)
+            self._add_communication(Site(kind, position), Role.GATHER, (), ((position, StreamKind.DATA),), num_phases)
 
     def _square_gradients(self, position: int) -> None:
         """Read the gradients of a position for their norm, where they are clipped."""
@@ -534,17 +527,17 @@ class StepBuilder(PassBuilder):
         chain, compute_streams = self.chains[position], ((position, StreamKind.COMPUTE),)
         waits = [(task, position) for task in (self.last_reductions[position], *chain.ends)]
         chain.tail, chain.side_tail = (
-            self.add_task(Site(RANK, position), "squares", (), compute_streams, -1, waits),
+            self.add_task(Site(RANK, position), Role.SQUARES, (), compute_streams, -1, waits),
             None,
         )
         if self.shape.updates[position].has_host_gradients:
             waits.append((self.host_sums[position], position))
-            chain.side_tail = self.add_copy(HOST, position, SQUARES_ON_HOST, (), -1, waits)
+            chain.side_tail = self.add_copy(HOST, position, Role.SQUARES_ON_HOST, (), -1, waits)
 
     def _sum_norm(self) -> None:
         """Sum the norm of gradients over the ranks of all positions, where they are clipped."""
         streams = tuple((position, StreamKind.DATA) for position in range(self.shape.ranks))
-        self._add_communication(Site(NORM, 0), "norm", (), streams, self.shape.norm_phases or 0)
+        self._add_communication(Site(NORM, 0), Role.NORM, (), streams, self.shape.norm_phases or 0)
 
     def _update_parameters(self, position: int) -> None:
         """Update the parameters: those with states on the device at once, the others chunk by chunk."""
@@ -552,7 +545,8 @@ class StepBuilder(PassBuilder):
         waits = [(task, position) for task in (self.last_reductions[position], self.host_sums[position], *chain.ends)]
         if update.has_device_states:
             streams = ((position, StreamKind.COMPUTE),)
-            chain.tail, chain.side_tail = self.add_task(Site(RANK, position), "optimizer", (), streams, -1, waits), None
+            chain.tail = self.add_task(Site(RANK, position), Role.OPTIMIZER, (), streams, -1, waits)
+            chain.side_tail = None
         chunk_ends: list[int] = []
         for chunk in range(UPDATE_CHUNKS if update.steps else 0):
             chunk_waits = waits if chunk == 0 else []
@@ -561,7 +555,7 @@ class StepBuilder(PassBuilder):
             for number in update.steps:
                 update_step, end = STEPS[number], ((chunk == UPDATE_CHUNKS - 1) - (chunk == 0)) * update.streams_states
                 streams, site = ((position, update_step.stream),), Site(update_step.kind or RANK, position)
-                task = self.add_task(site, "update", (number, end), streams, -1, chunk_waits)
+                task = self.add_task(site, Role.UPDATE, (number, end), streams, -1, chunk_waits)
                 chunk_waits = [(task, position)]
             chunk_ends.append(task)
         if chunk_ends:

@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwise.simulator.program import StreamKind
 from meshwise.strategies.lowering.tasks.shape import StepShape
-from meshwise.strategies.lowering.tasks.skeleton import Site, Skeleton, Waits
+from meshwise.strategies.lowering.tasks.skeleton import Role, Site, Skeleton, Waits
 from meshwise.strategies.lowering.tasks.step import Chain, StepBuilder
 from meshwise.strategies.plan.mesh import tied_kind
 from meshwise.strategies.schedules.orders import order_actions
@@ -150,7 +150,7 @@ class _UnflushedBuilder(StepBuilder):
                     else []
                 )
                 sum_task = self.add_task(
-                    Site(tied_kind(*pair), first_position), "tied", (number, phase), streams, -1, waits
+                    Site(tied_kind(*pair), first_position), Role.TIED, (number, phase), streams, -1, waits
                 )
                 self.last_reductions[first_position] = self.last_reductions[second_position] = sum_task
 

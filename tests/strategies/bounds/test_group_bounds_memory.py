@@ -21,7 +21,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import Action, ActionKind
 
-from ..problems import find_choice, problem
+from ..problems import find_choice, list_stage_memories, problem
 
 PLAIN = StepDecisions(zero=0)
 PASSES = (
@@ -109,7 +109,7 @@ def needed(case: Problem, plan: Plan, stages: Sequence[StageMemory], *, forwards
 
 def memories(case: Problem, plan: Plan) -> tuple[StageMemory, ...]:
     """Return what stages hold where all activations stay on devices."""
-    return SimulatedCost(case).costs.stage_memories(plan)
+    return list_stage_memories(SimulatedCost(case).costs, plan)
 
 
 @pytest.mark.parametrize("passes", PASSES, ids=lambda each: str(each.recompute))

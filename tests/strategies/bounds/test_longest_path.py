@@ -18,7 +18,7 @@ from meshwise.strategies.bounds.longest_path import (
     StepRows,
     arrange_schedule,
     finish_steps,
-    walk,
+    walk_schedule,
 )
 from meshwise.strategies.schedules.orders import find_requirement
 from meshwise.strategies.schedules.rule import ScheduleRule
@@ -77,7 +77,7 @@ def test_a_walk_is_what_the_definition_says(numba: bool, monkeypatch: pytest.Mon
         chunks = value.num_stages // value.num_ranks
         arranged = arrange_schedule(value.name, value.num_ranks, value.num_microbatches, chunks)
         ticks, sends = np.random.default_rng(seed).integers(0, 9, (2, steps, 2 * value.num_stages))
-        walked = walk(arranged, ticks, sends)
+        walked = walk_schedule(arranged, ticks, sends)
         for step in {0, steps - 1}:
             ends, starts = by_definition(value, ticks[step].tolist(), sends[step].tolist())
             assert (walked.ends[step].tolist(), walked.stage_starts[step].tolist()) == (ends, starts)
@@ -119,7 +119,7 @@ def test_orders_that_wait_for_ever_are_named(numba: bool, monkeypatch: pytest.Mo
 def test_four_microbatches_on_two_ranks_by_hand() -> None:
     # GPipe, forward 3, backward 5, a transfer 1: rank 1 begins at 3 + 1 = 4 and is busy until 4 + 4 * (3 + 5) = 36,
     # the last backward from 31; its gradient arrives at 37, so that rank 0 ends at 37 + 5 = 42.
-    walked = walk(arrange_schedule("gpipe", 2, 4), np.array([[3, 5, 3, 5]]), np.array([[1, 0, 0, 1]]))
+    walked = walk_schedule(arrange_schedule("gpipe", 2, 4), np.array([[3, 5, 3, 5]]), np.array([[1, 0, 0, 1]]))
     assert walked.ends.tolist() == [[42, 36]]
     assert walked.stage_starts.tolist() == [[37, 31]]
 

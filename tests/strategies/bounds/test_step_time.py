@@ -6,10 +6,11 @@ import pytest
 
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.operator_graph import Block, Operator, OperatorGraph, OperatorKind, Tensor
+from meshwise.strategies.bounds.durations import PassTicks, TickTables
 from meshwise.strategies.bounds.step_time import StepBounds, least_step_time
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.lower import lower
-from meshwise.strategies.lowering.rank_classes.machine import Machine
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -114,6 +115,12 @@ def test_no_step_takes_less_than_its_bound(layout: Layout, bandwidth: float, dat
     assert 0 < bound <= step
 
 
+def list_pass_ticks(durations: TickTables, plan: Plan, rank: RankProfile) -> PassTicks:
+    """Return the ticks of all passes of a plan on a rank."""
+    keys = durations.costs.find_keys(plan)
+    return durations.count_pass_ticks(keys.passes, keys.stages, rank)
+
+
 def machine_of(small: Problem, layout: Layout) -> tuple[StepBounds, Plan, Machine]:
     """Return the bounds of a problem, a plan of it and the machine of that."""
     costs, plan = StageCosts(small), complete(small, layout)
@@ -134,7 +141,7 @@ def test_on_fast_links_a_pass_waits_for_its_first_unit_or_for_the_last_bucket(
     # which in fp32 are as large
     bounds, plan, machine = machine_of(sharded(FAST, speeds), Layout(data=2, zero=3))
     durations, count = bounds.durations, plan.num_microbatches
-    work = max(sum(each) for each in (sum(durations.pass_ticks(plan, rank), ()) for rank in machine.ranks[0]))
+    work = max(sum(each) for each in (sum(list_pass_ticks(durations, plan, rank), ()) for rank in machine.ranks[0]))
     ((*_, first),), ending = durations.gather_ticks(plan, machine), durations.ending_ticks(plan, machine)
     ((*_, last),) = ending.bucket_reductions
     assert first == last > 0
@@ -146,7 +153,7 @@ def test_on_fast_links_a_pass_waits_for_its_first_unit_or_for_the_last_bucket(
 def test_gradients_that_are_reduced_beneath_nothing_are_waited_for_one_and_all() -> None:
     layout = Layout(data=2, zero=3, overlap_gradients=False, reshard_after_forward=False)
     bounds, plan, machine = machine_of(sharded(FAST), layout)
-    (forward,), (backward,) = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
+    (forward,), (backward,) = list_pass_ticks(bounds.durations, plan, machine.ranks[0][0])
     ending, count = bounds.durations.ending_ticks(plan, machine), plan.num_microbatches
     (leaving,) = ending.bucket_reductions
     passes = count * (forward + backward)
@@ -159,7 +166,7 @@ def test_on_slow_links_passes_take_as_long_as_their_gathers(speeds: tuple[tuple[
     # runs it quickest, may have found all of them there
     bounds, plan, machine = machine_of(sharded(SLOW, speeds), Layout(data=2, zero=3))
     (units,), ending = bounds.durations.gather_ticks(plan, machine), bounds.durations.ending_ticks(plan, machine)
-    (forward,) = min(bounds.durations.pass_ticks(plan, rank).forward for rank in machine.ranks[0])
+    (forward,) = min(list_pass_ticks(bounds.durations, plan, rank).forward for rank in machine.ranks[0])
     gathers = plan.num_microbatches * (sum(units) + sum(units[1:]))
     expected = gathers - (sum(units) - forward) + ending.bucket_reductions[0][-1] + ending.optimizer[0]
     assert bounds.lower_bound(plan) == expected
@@ -202,7 +209,7 @@ def test_of_passes_in_pairs_only_what_is_computed_counts_of_a_microbatch() -> No
 def test_where_hosts_step_beneath_the_next_passes_only_passes_count(stages: tuple[int, ...]) -> None:
     layout = Layout(pipeline=2, schedule="pipedream_2bw", stages=stages, offload=Offloading(optimizer=WHOLE_FRACTION))
     bounds, plan, machine = machine_of(problem(devices=2), layout)
-    forward, backward = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
+    forward, backward = list_pass_ticks(bounds.durations, plan, machine.ranks[0][0])
     assert bounds.lower_bound(plan) == plan.num_microbatches * max(
         sum(each) for each in zip(forward, backward, strict=True)
     )
@@ -254,7 +261,7 @@ def test_where_stages_are_anywhere_only_what_a_rank_does_counts() -> None:
     # the first stage is on the second rank
     layout = Layout(pipeline=2, schedule="1F0 1B0 1F1 1B1 \n 0F0 0F1 0B0 0B1", stages=(5, 3))
     bounds, plan, machine = machine_of(problem(devices=2, batch=2), layout)
-    forward, backward = bounds.durations.pass_ticks(plan, machine.ranks[0][0])
+    forward, backward = list_pass_ticks(bounds.durations, plan, machine.ranks[0][0])
     tails, work = bounds.tails(plan, machine), [2 * sum(each) for each in zip(forward, backward, strict=True)]
     assert work[0] > work[1]
     assert bounds.lower_bound(plan) == max(work[0] + tails[1], work[1] + tails[0])
@@ -264,8 +271,11 @@ def test_where_stages_are_anywhere_only_what_a_rank_does_counts() -> None:
 def test_of_several_stages_a_rank_the_first_fills_and_drains_and_all_are_work(stages: tuple[int, ...]) -> None:
     layout = Layout(pipeline=2, schedule="interleaved", chunks=2, stages=stages)
     bounds, plan, machine = machine_of(problem(devices=2), layout)
-    passes, sends = bounds.durations.pass_ticks(plan, machine.ranks[0][0]), bounds.durations.send_ticks(plan, machine)
-    kinds = bounds.costs.stage_kinds(plan).kind_of
+    passes, sends = (
+        list_pass_ticks(bounds.durations, plan, machine.ranks[0][0]),
+        bounds.durations.send_ticks(plan, machine),
+    )
+    kinds = bounds.costs.find_keys(plan).stages.kinds.kind_of
     forward, backward = ([ticks[kind] for kind in kinds] for ticks in passes)
     work = [plan.num_microbatches * sum(forward[at::2] + backward[at::2]) for at in range(2)]
     first, second = bounds.tails(plan, machine)

@@ -17,7 +17,7 @@ from meshwise.strategies.operators.costs import NodeCosts, compute_operator_cost
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.sharding import OperatorSharding
 
-from ..problems import problem
+from ..problems import list_stage_memories, problem
 from .tiny import DOWN, PEAKS, SIDE, UP, WIDE, X, layer, setting, tiny_problem
 
 STATES = 4 + 4 + 8
@@ -174,5 +174,5 @@ def test_operators_that_are_whole_add_up_to_the_step_and_keep_what_it_keeps(
     if precision == "fp32":  # else what several operators save in several dtypes is counted in that of the first
         states = sum(change.size for change in lower(of, plan).resident_memory)
         states += of.graph.num_parameters * 4 * allocates_gradients(of.training, plan)  # those of the first microbatch
-        saved = sum(memory.kept_bytes for memory in StageCosts(of).stage_memories(plan))
+        saved = sum(memory.kept_bytes for memory in list_stage_memories(StageCosts(of), plan))
         assert sum(int(kept[0]) for kept in costs.graph.kept_bytes) + costs.resident_bytes == states + saved

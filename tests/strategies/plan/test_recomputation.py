@@ -33,7 +33,7 @@ from meshwise.strategies.plan.recomputation import (
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import ActionKind
 
-from ..problems import describe_cost, find_block_cost, problem
+from ..problems import describe_cost, find_block_cost, list_stage_memories, problem
 from .test_parallelism import mixture
 
 LAYERS = 8
@@ -59,7 +59,7 @@ def test_layers_that_are_alike_lie_evenly_between_none_and_all(count: int, how: 
     none, some, every = (plan_of(small, Layout(), kind) for kind in (Recompute.NONE, FirstLayers(how, count), how))
     ticks = [step_ticks(small, plan) for plan in (none, some, every)]
     assert (ticks[1] - ticks[0]) * LAYERS == (ticks[2] - ticks[0]) * count
-    kept = [costs.stage_memories(plan)[0].kept_bytes for plan in (none, some, every)]
+    kept = [list_stage_memories(costs, plan)[0].kept_bytes for plan in (none, some, every)]
     assert (kept[0] - kept[1]) * LAYERS == (kept[0] - kept[2]) * count
     assert ticks[2] > ticks[0] and kept[2] < kept[0]
 
@@ -127,7 +127,7 @@ def same(small: Problem, layout: Layout, first: Recomputation, second: Recomputa
     costs = StageCosts(small)
     plans = [plan_of(small, layout, how) for how in (first, second)]
     stages = [[list(map(describe_cost, stage.blocks)) for stage in costs.plan_costs(plan).stages] for plan in plans]
-    memories = [costs.stage_memories(plan) for plan in plans]
+    memories = [list_stage_memories(costs, plan) for plan in plans]
     return bool(stages[0] == stages[1] and memories[0] == memories[1])
 
 
@@ -163,7 +163,7 @@ def test_outputs_of_recomputed_operators_are_given_back(names: tuple[str, ...], 
     small = problem(devices=1, layers=LAYERS)
     costs = StageCosts(small)
     plain, some = (
-        costs.stage_memories(plan_of(small, Layout(), how))[0] for how in (Recompute.NONE, SomeOperators(names))
+        list_stage_memories(costs, plan_of(small, Layout(), how))[0] for how in (Recompute.NONE, SomeOperators(names))
     )
     assert plain.kept_bytes - some.kept_bytes == LAYERS * 32 * width * 4  # tokens, and bytes of fp32
 
@@ -355,7 +355,7 @@ def test_a_stage_takes_what_it_recomputes_and_no_other_does() -> None:
     for stage, how in enumerate(ways):
         alone = plan_of(small, Layout(pipeline=4), how)
         assert costs.plan_costs(mixed).stages[stage] == costs.plan_costs(alone).stages[stage]
-        assert costs.stage_memories(mixed)[stage] == costs.stage_memories(alone)[stage]
+        assert list_stage_memories(costs, mixed)[stage] == list_stage_memories(costs, alone)[stage]
         for peak in (costs, StageCosts(small)):
             profiles = [simulate(lower(small, plan, costs=peak)).memory[stage].peak for plan in (mixed, alone)]
             assert profiles[0] == profiles[1]

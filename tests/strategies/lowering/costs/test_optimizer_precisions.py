@@ -24,7 +24,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.schedules.schedule import ActionKind
 
 from ...plan.test_parallelism import COUNT, HIDDEN, SEQUENCE, TOP_K, WIDTH, mixture
-from ...problems import IDEAL, describe_cost, find_block_cost, problem
+from ...problems import IDEAL, describe_cost, find_block_cost, list_stage_memories, problem
 
 LAYERS = 8
 PEAKS = (("fp64", 1e11), ("fp16", 1e12), ("bf16", 1e12), ("fp8", 2e12))
@@ -132,7 +132,7 @@ def test_fp8_keeps_the_weight_twice_more_and_inputs_of_products_in_one_byte() ->
     }
     # of 32 tokens, both norms' outputs and the activation's lose a byte; the context, which attention keeps as it
     # is, is kept in fp8 besides
-    kept = [StageCosts(each).stage_memories(complete(each, Layout()))[0].kept_bytes for each in (wide, narrow)]
+    kept = [list_stage_memories(StageCosts(each), complete(each, Layout()))[0].kept_bytes for each in (wide, narrow)]
     assert kept[0] - kept[1] == LAYERS * 32 * (64 + 64 + 256 - 64)
     assert PlanMemory(StageCosts(narrow)).peak(complete(narrow, Layout())) > 0
 

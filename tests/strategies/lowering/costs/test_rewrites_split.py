@@ -16,7 +16,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.schedules.schedule import SCHEDULES, ActionKind
 
-from ...problems import problem
+from ...problems import list_stage_memories, problem
 
 SIMULATED = [name for name, rule in SCHEDULES.items() if not rule.is_asynchronous]
 
@@ -72,7 +72,7 @@ def test_gradients_of_weights_keep_what_they_need_and_no_more() -> None:
     # a whole backward gives everything back; in two, inputs of the products and the gradients of what they put out
     # stay until the gradients of the weights are made
     small, plan = equal_stages("zb1p", 4, 8)
-    memory = StageCosts(small).stage_memories(plan)[1]
+    memory = list_stage_memories(StageCosts(small), plan)[1]
     assert memory.deferred_bytes > 0
     assert memory.changes[0] == memory.kept_bytes
     assert sum(memory.changes[2:]) == memory.changes[1] == -memory.kept_bytes
