@@ -155,7 +155,8 @@ def _check_decisions(layout: Layout) -> Iterator[str]:
     """Yield every decision that the executor does not know and that is not its default."""
     for name, item in DECISIONS.items():
         if name not in _DECISIONS and getattr(layout, name) != item.default:
-            yield f"{name}: the executor has no other than {item.default}, met {getattr(layout, name)}"
+            default, value = (str(option).lower() for option in (item.default, getattr(layout, name)))
+            yield f"{name}: the executor has no other than {default}, met {value}; nearest: {default}"
 
 
 def _check_placement(layout: Layout) -> Iterator[str]:

@@ -21,7 +21,7 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     reduction_bytes,
 )
 from meshwise.strategies.lowering.timing import norm_ticks, optimizer_ticks
-from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, TENSOR, tied_kind
+from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, OPERATOR_AXES, tied_kind
 from meshwise.strategies.plan.plan import Plan, SharedStates, StateKey
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import StageRecompute
@@ -125,10 +125,9 @@ class TickTables:
         kinds = stages.kinds
         if stages.num_positions == 1:
             return SendTicks(*[(0,) * len(kinds.kind_of)] * 2)
-        boundaries = [self.costs.count_boundary_bytes(stages, stage, sequences) for stage in kinds.first_stages]
+        kind_sizes = [self.costs.count_sent_bytes(stages, stage, sequences, slices) for stage in kinds.first_stages]
         kind_of = kinds.kind_of if looped else kinds.kind_of[: stages.num_positions]
-        num_slices = stages.cut.mesh.size(TENSOR) if slices else 1
-        sizes = [boundaries[kind] / num_slices for kind in kind_of[:-1]]
+        sizes = [kind_sizes[kind] for kind in kind_of[:-1]]
         forward = _list_send_ticks(machine, FORWARD, 0, sizes)
         return SendTicks((*forward, 0), (0, *_list_send_ticks(machine, BACKWARD, 1, sizes)))
 

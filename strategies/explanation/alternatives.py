@@ -17,7 +17,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.ranking import Candidate, CandidateFilter, RankedPlans, Ranking, fits, ranking
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.plan.layout import DEGREES, Layout
+from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space
 
@@ -65,13 +65,15 @@ def _decides_otherwise(names: tuple[str, ...], own_values: tuple[object, ...], c
 
 
 def list_differences(layout: Layout, other_layout: Layout) -> tuple[str, ...]:
-    """Return the topics in which two layouts differ.
+    """Return the topics in which two layouts differ; a decision of no topic is its own.
 
-    >>> list_differences(Layout(data=2), Layout(tensor=2, microbatch=2))
-    ('mesh degrees', 'microbatch')
+    >>> list_differences(Layout(data=2), Layout(tensor=2, microbatch=2, overlap_tensor=True))
+    ('mesh degrees', 'microbatch', 'overlap tensor')
     """
+    in_topics = {field for fields in TOPICS.values() for field in fields}
+    topics = TOPICS | {name.replace("_", " "): (name,) for name in DECISIONS if name not in in_topics}
     pairs = (
-        (name, _read_values(layout, fields), _read_values(other_layout, fields)) for name, fields in TOPICS.items()
+        (name, _read_values(layout, fields), _read_values(other_layout, fields)) for name, fields in topics.items()
     )
     return tuple(name for name, values, other_values in pairs if values != other_values)
 

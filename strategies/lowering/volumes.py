@@ -70,8 +70,9 @@ class Volumes:
     @memoise
     def boundary_send(self, stage: int, batch: int) -> Volume:
         """Return the send of one microbatch from a stage to the next; ``batch`` is that of a `RankProfile`."""
-        size = self.costs.boundary_bytes(self.plan, stage, batch or None)
-        return Collective.SEND, self.plan.count_boundary_bytes(size)
+        keys = self.costs.find_keys(self.plan)
+        sequences = batch or keys.run.sequences
+        return Collective.SEND, self.costs.count_sent_bytes(keys.stages, stage, sequences, self.plan.slices_boundaries)
 
     def replicated_sum(self, axis: str, position: int) -> Volume:
         """Return the sum of the gradients at a position of parameters that ranks along an axis have whole."""

@@ -144,14 +144,6 @@ class Plan(StepDecisions):
         """Whether a stage boundary crosses in one slice a tensor rank."""
         return self.scatter_gather and self.tensor == self.operator_ranks > 1 and not self.sequence_parallel
 
-    def count_boundary_bytes(self, size: float) -> float:
-        """Return the bytes that one tensor rank sends of a stage boundary of ``size`` bytes.
-
-        With ``scatter_gather`` each rank sends its slice, and the slices are gathered in the receiving
-        node (Narayanan et al., SC 2021, section 4.1).
-        """
-        return size / self.tensor if self.slices_boundaries else float(size)
-
     @property
     def pipeline(self) -> int:
         """Pipeline-parallel degree."""

@@ -224,9 +224,9 @@ class Choices:
         if self._answers is not None:
             return FamilyKind(family, (family,))
         cuts = family.tensor > 1, family.tensor_rows > 1, family.sequence_parallel
-        changes = tuple(DECISIONS[name].changes(family) for name in _GROUP_NAMES)
+        shared_values = tuple(self._list_values_beside(family, name) for name in _GROUP_NAMES)
         ranks, stages = (family.replicas > 1, family.zero_shards > 0), self._find_stage_key(family)
-        properties = family.pipeline, self.batch // family.sequences, cuts, changes, ranks, stages
+        properties = family.pipeline, self.batch // family.sequences, cuts, shared_values, ranks, stages
         return FamilyKind(family, properties)
 
     @memoise
@@ -550,9 +550,16 @@ class Choices:
         return tuple(dict.fromkeys(self._select_extent(getattr(self.space, name), item.core, item.usual, item.wide)))
 
     def _list_values_beside(self, layout: Layout, name: str) -> tuple[Any, ...]:
-        """Return the values of a decision, given the others of a layout; the first alone where it changes nothing."""
-        values = self.list_values(name)
+        """Return the legal values of a decision beside the others of a layout; the first where it changes nothing."""
+        values = tuple(value for value in self.list_values(name) if self._is_legal(layout, name, value))
         return values if DECISIONS[name].changes(layout) else values[:1]
+
+    def _is_legal(self, layout: Layout, name: str, value: Any) -> bool:
+        """Return whether no rule blames a decision of a layout if it has a value; its default is always legal."""
+        if value == DECISIONS[name].default:
+            return True
+        rules = violations(self.problem, replace(layout, **{name: value}))
+        return all(violation.field != name for violation in rules)
 
     def _list_shared_values(self, family: Layout) -> Iterator[dict[str, Any]]:
         """Yield the values of the decisions that all members of a group share besides their schedule."""

@@ -184,7 +184,8 @@ def test_what_it_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch, name:
     monkeypatch.setattr(supported, "_DECISIONS", known - {name})
     assert list(supported._check_decisions(replace(layout, **{name: DECISIONS[name].default}))) == []
     (reason,) = supported._check_decisions(layout)
-    assert reason == f"{name}: the executor has no other than {DECISIONS[name].default}, met {value}"
+    default, met = (str(option).lower() for option in (DECISIONS[name].default, value))
+    assert reason == f"{name}: the executor has no other than {default}, met {met}; nearest: {default}"
 
 
 def test_it_knows_no_decision_that_is_none() -> None:

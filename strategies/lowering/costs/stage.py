@@ -11,7 +11,7 @@ from meshwise.strategies.lowering.costs.kinds import Runs
 from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import Parameters, count_updated_parameters
 from meshwise.strategies.lowering.costs.weights import factored_share, find_tied_parameters
-from meshwise.strategies.plan.mesh import OPERATOR_AXES, Microbatch
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, TENSOR, Microbatch
 from meshwise.strategies.plan.offloading import count_fraction, select_fraction
 from meshwise.strategies.plan.plan import Plan, StateKey
 from meshwise.strategies.plan.problem import Problem
@@ -346,7 +346,7 @@ class StageWorks:
         return self.find_boundary(stages, stage, run.sequences)._replace(keeps_graph=keeps_graph)
 
     def boundary_bytes(self, plan: Plan, stage: int, microbatch: Microbatch | None = None) -> int:
-        """Return the bytes of one microbatch that one rank sends from ``stage`` to the next.
+        """Return the bytes of one microbatch that one rank has where ``stage`` ends and the next begins.
 
         ``microbatch`` are its sequences; those of the plan by default.
         """
@@ -355,8 +355,16 @@ class StageWorks:
             raise ValueError(f"a boundary has the sequences of one size of microbatches, met {list(sequences)}")
         return self.count_boundary_bytes(self.find_keys(plan).stages, stage, sequences)
 
+    def count_sent_bytes(self, stages: StageKey, stage: int, sequences: int, slices: bool) -> float:
+        """Return the bytes of one microbatch that one rank sends from ``stage`` to the next.
+
+        With ``slices`` each tensor rank sends its slice of what all have, and the slices are gathered in the receiving
+        node (Narayanan et al., SC 2021, section 4.1).
+        """
+        return self.count_boundary_bytes(stages, stage, sequences) / (stages.cut.mesh.size(TENSOR) if slices else 1)
+
     def count_boundary_bytes(self, stages: StageKey, stage: int, sequences: int) -> int:
-        """Return the bytes of one microbatch that one rank sends from ``stage`` to the next."""
+        """Return the bytes of one microbatch that one rank has where ``stage`` ends and the next begins."""
         runs = stages.find_runs(stage)
         return self._count_output_bytes(
             stages.cut, runs[-1][0] if runs else next(iter(stages.cut.kinds.by_name)), sequences

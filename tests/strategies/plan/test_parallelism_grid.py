@@ -128,7 +128,9 @@ def test_a_boundary_is_the_part_of_a_rank() -> None:
     for slices in (False, True):
         plan = complete(small, grid(2, 2, 4, pipeline=2, scatter_gather=slices))
 
-        assert plan.count_boundary_bytes(StageCosts(small).boundary_bytes(plan, 0)) == 4 * S * H * FP32 / 4
+        costs = StageCosts(small)
+        stages = costs.find_keys(plan).stages
+        assert costs.count_sent_bytes(stages, 0, 4, plan.slices_boundaries) == 4 * S * H * FP32 / 4
 
 
 @pytest.mark.parametrize("q", [2, 4])

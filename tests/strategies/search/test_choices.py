@@ -1,6 +1,8 @@
 """What people set today is in the space; layers of stages on devices of different speed, by hand and in a search."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -12,9 +14,11 @@ from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import DECISIONS, Layout, Violation
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
+from meshwise.strategies.plan.rules import violations
+from meshwise.strategies.search import choices as choices_module
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.choices import divide_by_speed, find_position_times, list_offloadings
 from meshwise.strategies.search.simulated_search import search
@@ -136,3 +140,30 @@ def test_offload_is_for_where_nothing_fits() -> None:
     every = (SimulatedCost(tight).evaluate(complete(tight, each)) for each in layouts(tight, spaces[1]))
     assert result.best.evaluation.step_time <= min(evaluation.step_time for evaluation in every)
     assert "what the limits" not in str(result.scope)
+
+
+def test_a_limit_of_a_decision_lists_no_layout_that_breaks_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a rule of its own for a decision that the layouts of a group share: slices need four stages
+    def list_violations(of: Problem, layout: Layout) -> Iterator[Violation]:
+        if layout.scatter_gather and layout.pipeline < 4:
+            yield Violation("scatter_gather", f"scatter_gather needs 4 stages, met {layout.pipeline}")
+        yield from violations(of, layout)
+
+    monkeypatch.setattr(choices_module, "violations", list_violations)
+    small = problem(devices=8, layers=8, batch=8)
+    pipelines = {
+        limit: {layout.pipeline for layout in layouts(small, Space(scatter_gather=limit, tensor=(2,)))}
+        for limit in ((False,), (True,), (False, True))
+    }
+    assert pipelines == {(False,): {1, 2, 4}, (True,): {4}, (False, True): {1, 2, 4}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, item in DECISIONS.items() for value in item.values],
+    ids=str,
+)
+def test_a_limit_to_one_value_lists_legal_layouts(name: str, value: object) -> None:
+    for layout in islice(layouts(SMALL, Space(**{name: (value,)})), 200):  # type: ignore[arg-type]
+        assert list(violations(SMALL, layout)) == []
+        assert getattr(layout, name) == value or not DECISIONS[name].changes(layout)
