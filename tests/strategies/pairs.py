@@ -80,7 +80,7 @@ def any_pair(name: str, draw: Random) -> Pair:
     for _ in range(DRAWS):
         if pair := draw_pair(name, draw):
             return with_memory_between(pair) if draw.choice([False, True]) else pair
-    raise LookupError(f"no legal plans that differ in {name} are drawn: draw the field")
+    raise LookupError(f"no legal plans that differ in {name} are drawn: draw it last in any_layout of layouts.py")
 
 
 def any_layout_pair(name: str, draw: Random) -> Pair | None:
