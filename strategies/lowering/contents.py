@@ -1,27 +1,6 @@
 """Contents: the work and bytes of every task, one template on one class.
 
 Collectives that are no tasks of their own put their bytes on links beside the tasks.
-
-**Copies between ranks and their hosts.** Activations of a block leave when its forward has ended and return before its
-backward, through two buffers on the device, each as large as the most that one block keeps [1]_. A forward fills a
-buffer, which is free again when its copy has ended; a backward reads a buffer, which is free again when the backward
-has ended; the copy for it starts when a buffer is free. So a block's forward waits for the copy of the block before
-the previous one, and a block's activations arrive while the previous block computes. Where a microbatch's backward
-follows its forward at once, its last two blocks are still in the buffers and are not copied: Megatron-LM too offloads
-fewer layers than there are [2]_.
-
-Parameters of a block arrive before its forward and again before its backward, its shard before the gather where ZeRO 3
-shares them. Its gradients leave when they are made, or reduced, all at the moments that
-`meshwise.strategies.lowering.tasks.fully_sharded` says [3]_ [4]_. The host adds gradients of a later microbatch to
-those it has: it reads two values and writes one.
-
-References
-----------
-.. [1] TransformerEngine, ``pytorch/cpu_offload.py``, ``AsyncDoubleBufferGroupOffloadHandler`` (two buffers in turns, a
-   stream for either direction, one group ahead).
-.. [2] Megatron-LM, ``cpu_offloading_num_layers``.
-.. [3] Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1 (activations, parameters and gradients in host memory).
-.. [4] PyTorch 2, ``CPUOffloadPolicy`` (shards are copied before the gather, reduced gradients after it).
 """
 
 from collections import Counter
@@ -37,7 +16,8 @@ from meshwise.strategies.lowering.costs.optimizer import (
     count_updated_parameters,
     flat_gradient_bytes,
 )
-from meshwise.strategies.lowering.cuts import Cuts, Granularity, PassMode
+from meshwise.strategies.lowering.cuts import Cuts, Granularity
+from meshwise.strategies.lowering.pass_modes import PassMode
 from meshwise.strategies.lowering.program import TaskContent
 from meshwise.strategies.lowering.rank_classes.machine import Communicator, RankProfile, TimedPhase
 from meshwise.strategies.lowering.residents import updates_parameters

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from meshwise.strategies.lowering.costs.offload import plan_update
 from meshwise.strategies.lowering.costs.optimizer import NORM_SUM
-from meshwise.strategies.lowering.cuts import Cuts, Part, PassMode
+from meshwise.strategies.lowering.cuts import Cuts, Part
+from meshwise.strategies.lowering.pass_modes import PassMode
 from meshwise.strategies.lowering.tasks.activation_copies import OffloadedBlock
 from meshwise.strategies.lowering.tasks.data_parallel import (
     SHARING_KINDS,

@@ -23,8 +23,9 @@ from meshwise.simulator.program import Category, Program
 from meshwise.simulator.timeline import Timeline
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
-from meshwise.strategies.lowering.cuts import Cuts, Granularity, PassMode
+from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.pass_modes import PassMode
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import SomeOperators
