@@ -18,6 +18,7 @@ from meshwise.scenarios.intervals import estimate_problem_risk, find_risk_limit,
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.simulator.engine import simulate
+from meshwise.simulator.program import collect_rarely
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
@@ -227,6 +228,7 @@ class Explanation:
             raise
         yield name, known_rows
 
+    @collect_rarely()
     def _rank_space(self, start_layouts: list[Layout]) -> SpaceRanking:
         def tell_count(count: int) -> None:
             self.tell(f"looking at plans of the space: {count}")

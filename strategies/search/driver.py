@@ -17,6 +17,7 @@ import numpy as np
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import set_check
 from meshwise.simulator.notebook import to_html
+from meshwise.simulator.program import collect_rarely
 from meshwise.strategies.evaluation import CostModel, Evaluation, FloatArray, Resource, Trial
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import Group
@@ -186,6 +187,7 @@ def _format_result(result: SearchResult) -> str:
     return f"{result.algorithm:<22}  {step}, {gap}, {result.evaluations:,} evaluations, {result.end}"
 
 
+@collect_rarely()
 def run_search(
     algorithm: SearchAlgorithm,
     problem: Problem,
