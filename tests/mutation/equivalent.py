@@ -258,11 +258,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "both have an entry each",
     (
         "strategies/bounds/group_bounds.py",
-        "fraction = fractions[position if len(fractions) > 1 else 0] if fractions else 0.0",
-        "fraction = fractions[position if len(fractions) > 1 else 0] if fractions else (-1.0)",
-    ): "no layers come before the first",
-    (
-        "strategies/bounds/group_bounds.py",
         "edges = sorted({0, count, *(min(max(edge, 0), count) for edge in (num_first, num_offloaded))})",
         "edges = sorted({0, count, *(min(max(edge, (1)), count) for edge in (num_first, num_offloaded))})",
     ): "an edge only says where to look anew",

@@ -72,6 +72,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/strategies/lowering/costs/test_operator.py",
         "tests/strategies/operators/test_costs_edges.py",
     ),
+    "strategies/lowering/costs/layout.py": (
+        "tests/strategies/lowering/costs/test_operator.py",
+        "tests/strategies/operators/test_costs_edges.py",
+    ),
     "strategies/operators/costs.py": (
         "tests/strategies/operators/test_costs_edges.py",
         "tests/strategies/operators/test_costs_nodes.py",
