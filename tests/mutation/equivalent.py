@@ -33,8 +33,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "there is one part an axis",
     (
         "strategies/operators/costs.py",
-        "norm = machine.communicator(NORM, 0).ticks(*SQUARES) if NORM in machine.table.tables else 0",
-        "norm = machine.communicator(NORM, (-1)).ticks(*SQUARES) if NORM in machine.table.tables else 0",
+        "norm = machine.communicator(NORM, 0).ticks(*NORM_SUM) if NORM in machine.table.tables else 0",
+        "norm = machine.communicator(NORM, (-1)).ticks(*NORM_SUM) if NORM in machine.table.tables else 0",
     ): "all ranks of a mesh of operator axes are one group",
     (
         "strategies/explanation/sensitivity.py",
