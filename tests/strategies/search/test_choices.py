@@ -20,9 +20,10 @@ from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeO
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search import choices as choices_module
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.choices import divide_by_speed, find_position_times, list_offloadings
+from meshwise.strategies.search.choices import list_offloadings
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space, layouts
+from meshwise.strategies.search.speed_division import divide_by_speed, find_position_times
 
 from ..problems import problem
 
