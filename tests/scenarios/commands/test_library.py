@@ -71,5 +71,8 @@ def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     loaded, searches = lines(done.stdout)[-2:]
     assert loaded == "[] 0", done.stderr
     assert searches == str(
-        [f"meshwise.strategies.search.{name}" for name in ("acceptance", "algorithms", "choices", "space")]
+        [
+            f"meshwise.strategies.search.{name}"
+            for name in ("acceptance", "algorithms", "choices", "space", "speed_division")
+        ]
     )
