@@ -288,14 +288,25 @@ class GroupBounds:
 
     def _bound_resident(self, plan: Plan, states: Choices) -> tuple[FloatArray, list[int]]:
         """Return lower bounds of the bytes that stay for the whole step, and which of them is each state's."""
-        state_ways, column_of = _number_distinct((state.zero, state.offload) for state in states)
-        resident_of = {zero: self._split_resident(plan, zero) for zero in {zero for zero, _ in state_ways}}
+        # Which device of several kinds is the server's is not looked at: there states are left out.
+        state_ways, column_of = _number_distinct(
+            (
+                state.zero,
+                state.offload,
+                self.plan_memory.is_mixed and state.gradient_reduction == "parameter_server",
+            )
+            for state in states
+        )
+        resident_of = {zero: self._split_resident(plan, zero) for zero in {zero for zero, *_ in state_ways}}
         training = self.problem.training
         rounding = training.optimizer_bytes + training.factored_bytes
         result = np.zeros((len(state_ways), plan.pipeline))
-        for row, (zero, offload) in enumerate(state_ways):
+        for row, (zero, offload, is_served) in enumerate(state_ways):
             if not any(offload.parameters):
                 resident, state_bytes_of = resident_of[zero]
+                if is_served:
+                    result[row] = resident - state_bytes_of
+                    continue
                 fractions = np.array([offload.fraction_at("optimizer", position) for position in range(plan.pipeline)])
                 # Shares are rounded to whole elements: one element more is taken off, so that the bound holds.
                 result[row] = resident - fractions * (state_bytes_of + rounding) - (fractions > 0) * rounding

@@ -53,6 +53,7 @@ class PlanMemory:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
         self._flattens_gradients = self.training.conventions.flattens_gradients
+        self.is_mixed = len({node.accelerator for node, _ in self.cluster.nodes}) > 1
 
     def peak(self, plan: Plan) -> int:
         """Return the bytes of the fullest device, exactly as the simulation would reach them.
@@ -85,9 +86,9 @@ class PlanMemory:
 
     def needs_simulation(self, plan: Plan) -> bool:
         """Return whether the memory of some device depends on more than the order of its passes."""
-        # how long copies are held hangs on the host's step; a server has states, and a batch of its own
+        # how long copies are held hangs on the host's step; a server has states, and a batch or a device of its own
         has_copies = self._flattens_gradients and any(plan.offload.optimizer)
-        has_server = plan.gradient_reduction == "parameter_server" and len(plan.sizes) > 1
+        has_server = plan.gradient_reduction == "parameter_server" and (len(plan.sizes) > 1 or self.is_mixed)
         steps_on_device = plan.offload.step is StepPlace.DEVICE
         # two passes run in turns on one rank, so that what they hold together depends on times
         interleaves = plan.overlaps_passes and plan.pass_ranks > 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshwise.simulator.engine import simulate
 from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.memory import stage_memory
 from meshwise.strategies.lowering.costs.recompute import BlockMemory
 from meshwise.strategies.lowering.lower import lower
@@ -76,6 +77,19 @@ def test_each_device_counts_what_its_own_runtime_reserves(reserved: tuple[float,
         nodes = tuple((replace(node, accelerator=device), 1) for device in full)
         tight = replace(small, cluster=replace(small.cluster, nodes=nodes))
         assert PlanMemory(StageCosts(tight)).fits(plan) == (room == 0)
+
+
+@pytest.mark.parametrize("reserved", [(0.0, 5e9), (5e9, 0.0)])
+def test_a_server_counts_its_own_device(reserved: tuple[float, float]) -> None:
+    # the first of two ranks has the states: what the other one's runtime reserves does not add to them
+    small = problem(nodes=2, devices=1, batch=4)
+    ((node, _),) = small.cluster.nodes
+    devices = [replace(node.accelerator, name=f"{size:g}", reserved=size) for size in reserved]
+    nodes = tuple((replace(node, accelerator=device), 1) for device in devices)
+    small = replace(small, cluster=replace(small.cluster, nodes=nodes))
+    plan = complete(small, Layout(data=2, gradient_reduction="parameter_server"))
+    costs = SimulatedCost(small)
+    assert costs.peak_memory(plan) == simulate(lower(small, plan)).peak_memory
 
 
 @given(st.lists(st.tuples(st.builds(BlockMemory, BYTES, BYTES, BYTES, BYTES), st.integers(1, 4)), max_size=4))
