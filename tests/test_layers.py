@@ -184,7 +184,7 @@ def size(self, name):
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_results_are_kept_by_memoised_methods_alone(path: Path) -> None:
-    """What is worked out once is kept by `meshwise.strategies.memo`, by frozen keys: never by hand, or by identity."""
+    """What is worked out once is kept by `meshwise.simulator.memo`, by frozen keys: never by hand, or by identity."""
     tree = ast.parse(path.read_text("utf-8"))
     assert find_identities(tree) == []
     assert find_module_caches(tree) == []

@@ -17,6 +17,7 @@ from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import Offloading
+from meshwise.strategies.plan.problem import Problem
 
 from ..lowering.test_lower import Case, cases
 from ..problems import problem
@@ -56,37 +57,35 @@ def test_each_position_must_fit_its_own_devices() -> None:
     assert fits == [True, False, False, True]
 
 
+def with_devices(*changes: dict[str, float]) -> Problem:
+    """Return a small problem on two nodes of a device each, with fields of each device changed."""
+    small = problem(nodes=2, devices=1, batch=4)
+    ((node, _),) = small.cluster.nodes
+    devices = (replace(node.accelerator, name=f"device {n}", **fields) for n, fields in enumerate(changes))
+    nodes = tuple((replace(node, accelerator=device), 1) for device in devices)
+    return replace(small, cluster=replace(small.cluster, nodes=nodes))
+
+
 @pytest.mark.parametrize("reserved", [(0.0, 5e9), (5e9, 0.0)])
 def test_each_device_counts_what_its_own_runtime_reserves(reserved: tuple[float, float]) -> None:
     # two stages on two nodes whose devices differ in the bytes that the framework takes before the first tensor
-    small = problem(nodes=2, devices=1, batch=4)
-    ((node, _),) = small.cluster.nodes
-    devices = [replace(node.accelerator, name=f"{size:g}", reserved=size) for size in reserved]
-    nodes = tuple((replace(node, accelerator=device), 1) for device in devices)
-    small = replace(small, cluster=replace(small.cluster, nodes=nodes))
+    small = with_devices(*({"reserved": size} for size in reserved))
     plan = complete(small, Layout(pipeline=2))
     peaks = [profile.peak for profile in simulate(lower(small, plan)).memory]
     assert max(peaks) > 5e9 > min(peaks)
     assert PlanMemory(StageCosts(small)).peak(plan) == max(peaks)
     for room in (-1, 0):
         # each device has room for what its rank holds, or the fuller one lacks a byte
-        full = [
-            replace(device, memory=peak + (room if peak == max(peaks) else 0))
-            for device, peak in zip(devices, peaks, strict=True)
-        ]
-        nodes = tuple((replace(node, accelerator=device), 1) for device in full)
-        tight = replace(small, cluster=replace(small.cluster, nodes=nodes))
+        memories = [peak + (room if peak == max(peaks) else 0) for peak in peaks]
+        pairs = zip(reserved, memories, strict=True)
+        tight = with_devices(*({"reserved": size, "memory": memory} for size, memory in pairs))
         assert PlanMemory(StageCosts(tight)).fits(plan) == (room == 0)
 
 
 @pytest.mark.parametrize("reserved", [(0.0, 5e9), (5e9, 0.0)])
 def test_a_server_counts_its_own_device(reserved: tuple[float, float]) -> None:
     # the first of two ranks has the states: what the other one's runtime reserves does not add to them
-    small = problem(nodes=2, devices=1, batch=4)
-    ((node, _),) = small.cluster.nodes
-    devices = [replace(node.accelerator, name=f"{size:g}", reserved=size) for size in reserved]
-    nodes = tuple((replace(node, accelerator=device), 1) for device in devices)
-    small = replace(small, cluster=replace(small.cluster, nodes=nodes))
+    small = with_devices(*({"reserved": size} for size in reserved))
     plan = complete(small, Layout(data=2, gradient_reduction="parameter_server"))
     costs = SimulatedCost(small)
     assert costs.peak_memory(plan) == simulate(lower(small, plan)).peak_memory
