@@ -21,6 +21,11 @@ def is_alive(pid: int) -> bool:
     return _read_fields(pid)[_STATE] not in ("", "Z", "X")
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; false where it is gone."""
+    return _read_fields(pid)[_STATE] == "T"
+
+
 def list_children(pid: int) -> list[int]:
     """Return all descendants of a process, in order of their numbers."""
     parents = {process: int(_read_fields(process)[_PARENT]) for process in _list_pids()}

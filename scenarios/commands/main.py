@@ -43,6 +43,11 @@ class PatientInterrupt:
         self.raised = False
         self._interrupt_time: float | None = None
 
+    @property
+    def arrived(self) -> bool:
+        """Whether an interrupt came, raised or still waiting for an import."""
+        return self.raised or self._interrupt_time is not None
+
     def install(self) -> None:
         """Handle SIGINT from now on, unless it is ignored, as in a script's background job; SIGALRM is for retries."""
         if getsignal(SIGINT) is not default_int_handler:
@@ -94,11 +99,14 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
     """Run a command line (by default the process's) and return its exit code.
 
     0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted. After an ``interrupt`` every error but
-    ``OSError`` counts as its consequence, such as matplotlib's "Invalid affine transformation matrix".
+    ``OSError`` counts as its consequence, such as matplotlib's "Invalid affine transformation matrix". A command that
+    ends well before its interrupt is raised, or because a library swallowed it, is interrupted too.
     """
     try:
         code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)
         sys.stdout.flush()
+        if not code and interrupt is not None and interrupt.arrived:
+            code = INTERRUPTED
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
@@ -147,6 +155,7 @@ def main() -> None:
     except KeyboardInterrupt:  # a second one, while a message was printed
         code = INTERRUPTED
     if getsignal(SIGINT) is interrupt:
+        setitimer(ITIMER_REAL, 0.0)
         signal(SIGINT, SIG_DFL)  # all is written: an interrupt during Python's exit should print no traceback
     if code == INTERRUPTED:
         with suppress(OSError):  # the reader of stdout may have gone

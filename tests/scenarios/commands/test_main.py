@@ -88,3 +88,50 @@ except KeyboardInterrupt:
     command = [sys.executable, "-c", program]
     found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert (found.stdout, found.stderr) == ("interrupted\n", "")
+
+
+AT_THE_END = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)"
+SWALLOWED = """
+import os, signal, time
+def swallow():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(2)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [(AT_THE_END, "import module"), (SWALLOWED, "import module; module.swallow()")],
+    ids=["during the last import", "swallowed"],
+)
+def test_a_command_that_ends_before_its_interrupt_is_raised_ends_as_interrupted(
+    tmp_path: Path, module: str, command: str
+) -> None:
+    (tmp_path / "module.py").write_text(module)
+    program = f"""
+from meshwise.scenarios.commands import main
+main.application = lambda: lambda **options: exec({command!r})
+main.main()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (130, "interrupted\n")
+
+
+def test_an_interrupt_that_waits_where_a_command_fails_does_not_come_while_python_ends(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(AT_THE_END)
+    program = """
+import atexit, time
+from meshwise.scenarios.commands import main
+atexit.register(time.sleep, 0.1)
+main.application = lambda: lambda **options: exec("import module; raise ValueError('a message')")
+main.main()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (2, "a message\n")
