@@ -10,7 +10,8 @@ of the member alone, and need one plan for every kind of row and column.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from hashlib import sha256
+from itertools import pairwise, product
 from math import ceil, inf
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
@@ -28,12 +29,13 @@ from meshwise.strategies.lowering.costs.keys import RunKey
 from meshwise.strategies.lowering.costs.kinds import Runs, StageKinds
 from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary, StageMemory, stage_memory
 from meshwise.strategies.lowering.costs.optimizer import state_bytes
-from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
 from meshwise.strategies.lowering.stage_costs import BlockPasses, StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.group import PASS_DECISIONS, STATE_DECISIONS, Group
 from meshwise.strategies.plan.layout import CUT_DECISIONS, Layout, StepDecisions
-from meshwise.strategies.plan.offloading import NO_OFFLOADING, count_fraction, select_fraction
+from meshwise.strategies.plan.mesh import BACKWARD, FORWARD, PASS_AXES
+from meshwise.strategies.plan.offloading import HOST_KINDS, NO_OFFLOADING, Offloading, count_fraction, select_fraction
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
@@ -45,6 +47,8 @@ FloatArray = NDArray[np.float64]
 T = TypeVar("T", bound=Hashable)
 Choices = Sequence[StepDecisions]
 """The rows or the columns of a group."""
+Tails = tuple[tuple[int, ...], tuple[int, ...]]
+"""Lower bounds, by pipeline position, of the ticks after the last backward, and of those in which passes wait."""
 RunChoice = tuple[Any, ...]
 """The values of `PASS_DECISIONS`: what the ticks of passes depend on."""
 
@@ -149,31 +153,76 @@ class GroupBounds:
             return result
         row, column = divmod(int(np.argmax(group.member_mask)), len(group.states))
         plan = complete(self.problem, group.build_layout(row, column))
-        reduces = np.array([self._reduces_in_passes(plan, state) for state in group.states])
-        has_members = group.member_mask.any(axis=0)  # a column without may be illegal, and no plan be of its kind
-        for columns in (np.flatnonzero(has_members & ~reduces), np.flatnonzero(has_members & reduces)):
-            if len(columns):
-                states = [group.states[number] for number in columns.tolist()]
-                result[:, columns] = self._bound_class(plan, group.passes, states, limit)
+        plan = replace(plan, recompute=Recompute.NONE, offload=NO_OFFLOADING)
+        choices = (*group.passes, *group.states)
+        offload = next((choice.offload for choice in choices if choice.offload), NO_OFFLOADING)
+        machines = _GroupMachines(self.costs, plan, offload)
+        for rows, columns in self._divide_members(plan, machines, group):
+            passes, states = [group.passes[number] for number in rows], [group.states[number] for number in columns]
+            result[np.ix_(rows, columns)] = self._bound_class(plan, machines, passes, states, limit)
         result[~group.member_mask | (result >= limit)] = inf
         return result
+
+    def _divide_members(
+        self, plan: Plan, machines: "_GroupMachines", group: Group
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the rows and columns of each class: of members whose passes take the same ticks under the same choice.
+
+        They reduce gradients at the same moments, on ranks that are divided into the same classes. A row or a column
+        without members is of no class: it may be illegal, and no plan be of its kind.
+        """
+        rows, columns = (np.flatnonzero(group.member_mask.any(axis=axis)).tolist() for axis in (1, 0))
+        passes, states = [group.passes[row] for row in rows], [group.states[column] for column in columns]
+        are_rows_apart = any(choice.offload for choice in passes) and any(
+            self._digest_classes(machines.find_machine(state, copies=False))
+            != self._digest_classes(machines.find_machine(state, copies=True))
+            for state in states
+        )
+        row_classes = (are_rows_apart and bool(choice.offload) for choice in passes)
+        column_classes = (
+            (
+                self._reduces_in_passes(plan, state),
+                *(
+                    self._digest_pass_classes(machines.find_machine(state, copies=copies))
+                    for copies in {False, are_rows_apart}
+                ),
+            )
+            for state in states
+        )
+        yield from product(_group_places(rows, row_classes), _group_places(columns, column_classes))
+
+    @memoise
+    def _digest_classes(self, machine: Machine) -> bytes:
+        """Return a digest of the classes of ranks and of all their groups."""
+        return _digest_classes(machine, [kind for kind in machine.table.tables if kind not in HOST_KINDS])
+
+    @memoise
+    def _digest_pass_classes(self, machine: Machine) -> bytes:
+        """Return a digest of the classes of ranks, and of the groups that communicate in passes and between them."""
+        kinds = (*PASS_AXES, FORWARD, BACKWARD)
+        return _digest_classes(machine, [kind for kind in kinds if kind in machine.table.tables])
 
     def _reduces_in_passes(self, plan: Plan, state: StepDecisions) -> bool:
         """Return whether gradients are reduced in every backward, or parameters move in passes."""
         return (state.zero >= 2 and plan.shards > 1) or any(state.offload.parameters)
 
-    def _bound_class(self, plan: Plan, passes: Choices, states: Choices, limit: float) -> FloatArray:
-        """Return the bounds of rows and of columns whose gradients are reduced at the same moments."""
-        plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0])
+    def _bound_class(
+        self, plan: Plan, machines: "_GroupMachines", passes: Choices, states: Choices, limit: float
+    ) -> FloatArray:
+        """Return the bounds of rows and columns of one class, without recomputation or offload in ``plan``."""
+        plan = _with_states(plan, states[0])
+        has_copies = bool(passes[0].offload)
+        machine = machines.find_machine(states[0], copies=has_copies)
+        tails = [self._find_tails(plan, machines.find_machine(state, copies=has_copies), state) for state in states]
         # The cheapest test first: rows without recomputation tell whether any row can stay below the limit.
         distinct_choices = {_read_pass_flags(choice): choice for choice in passes}.values()
         quickest_choices = [replace(choice, recompute=Recompute.NONE) for choice in distinct_choices]
         nothing = np.full((len(passes), len(states)), inf)
-        if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:
+        if limit < inf and self._bound_times(plan, machine, quickest_choices, tails).min() >= limit:
             return nothing
         if limit == inf and not self._may_fit(plan, passes, states).any():  # no plan that fits is known: maybe none is
             return nothing
-        times = self._bound_times(plan, passes, states)
+        times = self._bound_times(plan, machine, passes, tails)
         hopeful_rows = np.flatnonzero(times.min(axis=1) < limit)
         if len(hopeful_rows):
             fits = self._may_fit(plan, [passes[row] for row in hopeful_rows.tolist()], states)
@@ -188,31 +237,33 @@ class GroupBounds:
         fits: NDArray[np.bool_] = np.all(activations[:, None, :] <= free_memory[None, :, :], axis=2)
         return fits[np.ix_(row_of, column_of)]
 
-    def _bound_times(self, plan: Plan, passes: Choices, states: Choices) -> FloatArray:
-        """Return the seconds of the path of `StepBounds.lower_bound` for every row and column."""
+    def _bound_times(self, plan: Plan, machine: Machine, passes: Choices, tails: Sequence[Tails]) -> FloatArray:
+        """Return the seconds of the path of `StepBounds.lower_bound` for every row, and column with its tails."""
         run_choices, row_of = _number_distinct(map(_read_run_choice, passes))
-        tail_pairs, column_of = _number_distinct(self._find_tails(plan, state) for state in states)
-        forward, backward, work = self._find_loads(plan, run_choices)
-        fill, drain = self._find_offsets(plan, forward, backward)
-        tails, waits = np.array(tail_pairs, dtype=np.int64).transpose(1, 0, 2)
+        distinct_tails, column_of = _number_distinct(tails)
+        forward, backward, work = self._find_loads(plan, machine, run_choices)
+        fill, drain = self._find_offsets(plan, machine, forward, backward)
+        ends, waits = np.array(distinct_tails, dtype=np.int64).transpose(1, 0, 2)
         path = fill + plan.num_microbatches * work
-        result = np.zeros((len(run_choices), len(tail_pairs)), dtype=np.int64)
+        result = np.zeros((len(run_choices), len(distinct_tails)), dtype=np.int64)
         drains = plan.rule.placement is not Placement.WRITTEN and not plan.splits_backward
         for position in range(plan.pipeline):
-            tail = tails[None, :, position]
+            end = ends[None, :, position]
             if drains:
-                tail = np.maximum(tail, drain[:, position, None] + tails[None, :, 0])
-            np.maximum(result, path[:, position, None] + waits[None, :, position] + tail, out=result)
+                end = np.maximum(end, drain[:, position, None] + ends[None, :, 0])
+            np.maximum(result, path[:, position, None] + waits[None, :, position] + end, out=result)
         if plan.schedule == "naive":
             there_and_back = (fill + forward + drain + backward)[:, -1]
             naive_path = plan.num_microbatches * there_and_back
-            np.maximum(result, naive_path[:, None] + tails[None, :, 0], out=result)
+            np.maximum(result, naive_path[:, None] + ends[None, :, 0], out=result)
         seconds: FloatArray = result[np.ix_(row_of, column_of)] / TICKS_PER_SECOND
         return seconds
 
-    def _find_offsets(self, plan: Plan, forward: IntArray, backward: IntArray) -> tuple[IntArray, IntArray]:
+    def _find_offsets(
+        self, plan: Plan, machine: Machine, forward: IntArray, backward: IntArray
+    ) -> tuple[IntArray, IntArray]:
         """Return the ticks in which a microbatch reaches every position, and those in which its gradients return."""
-        fill, drain, machine = np.zeros_like(forward), np.zeros_like(backward), self.costs.machine(plan)
+        fill, drain = np.zeros_like(forward), np.zeros_like(backward)
         if plan.rule.placement is not Placement.WRITTEN:
             sends, inner = self.tick_tables.send_ticks(plan, machine), plan.pipeline - 1
             forward_sends, backward_sends = np.array(sends.forward[:inner]), np.array(sends.backward[1 : inner + 1])
@@ -220,23 +271,20 @@ class GroupBounds:
             np.cumsum(backward[:, :inner] + backward_sends, axis=1, out=drain[:, 1:])
         return fill, drain
 
-    def _find_tails(self, plan: Plan, state: StepDecisions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return lower bounds of the ticks after each rank's last backward, and of waits before it.
-
-        They are those of a choice of states.
-        """
+    def _find_tails(self, plan: Plan, machine: Machine, state: StepDecisions) -> Tails:
+        """Return the tails of a choice of states."""
         if any(state.offload.parameters):
             return (0,) * plan.pipeline, (0,) * plan.pipeline
-        chosen_plan = _with_states(plan, state)
-        machine, offload = self.costs.machine(chosen_plan), state.offload
-        _, stages, state_key = self.costs.find_keys(chosen_plan)
-        tails = self.step_bounds.list_tails(machine, stages, state_key, plan.schedule, offload)
+        _, stages, state_key = self.costs.find_keys(_with_states(plan, state))
+        tails = self.step_bounds.list_tails(machine, stages, state_key, plan.schedule, state.offload)
         waits = self.step_bounds.list_reduction_waits(machine, stages, state_key, plan.schedule)
         return tails, tuple((plan.num_microbatches - 1) * wait for wait in waits)
 
-    def _find_loads(self, plan: Plan, run_choices: Sequence[RunChoice]) -> tuple[IntArray, IntArray, IntArray]:
+    def _find_loads(
+        self, plan: Plan, machine: Machine, run_choices: Sequence[RunChoice]
+    ) -> tuple[IntArray, IntArray, IntArray]:
         """Return, for every run choice and position, the ticks of its first stage's passes, and of all its work."""
-        machine, stages = self.costs.machine(plan), self.costs.find_keys(plan).stages
+        stages = self.costs.find_keys(plan).stages
         forward, backward, work = (np.empty((len(run_choices), plan.pipeline), np.int64) for _ in range(3))
         ticks_of = {
             rank: self._list_pass_ticks(plan, run_choices, rank)
@@ -389,6 +437,28 @@ class GroupBounds:
             num_first, num_offloaded = num_first - count, num_offloaded - count
 
 
+class _GroupMachines:
+    """The rank classes of the members of one group.
+
+    They hang on states, and on whether data is copied between devices and hosts: ranks that else run in lockstep, and
+    crowd the links that they share together, are then apart.
+    """
+
+    def __init__(self, costs: StageCosts, plan: Plan, offload: Offloading) -> None:
+        self._costs, self._plan, self._offload = costs, plan, offload
+
+    def find_machine(self, state: StepDecisions, *, copies: bool) -> Machine:
+        """Return the machine of members with a choice of states, and with ``copies`` of their own or not."""
+        return self._find_machine(state.zero, state.gradient_reduction, copies or bool(state.offload))
+
+    @memoise
+    def _find_machine(self, zero: int, gradient_reduction: str, copies: bool) -> Machine:
+        offload = self._offload if copies else NO_OFFLOADING
+        return self._costs.machine(
+            replace(self._plan, zero=zero, gradient_reduction=gradient_reduction, offload=offload)
+        )
+
+
 class _StageTicks(NamedTuple):
     """Ticks of a kind of stage on a rank: of its passes, of the rank's work, and, summed, of its first layers."""
 
@@ -471,6 +541,22 @@ def _with_states(plan: Plan, state: StepDecisions) -> Plan:
     """Return a plan under a choice of states, with nothing in host memory."""
     values = {name: getattr(state, name) for name in STATE_DECISIONS}
     return replace(plan, **values | {"offload": NO_OFFLOADING})
+
+
+def _digest_classes(machine: Machine, kinds: Iterable[str]) -> bytes:
+    """Return a digest of the classes of ranks, and of groups of some kinds: where it is equal, their ticks are."""
+    table, digest = machine.table, sha256()
+    for classes in (table.class_of, *(table.tables[kind].class_of for kind in kinds)):
+        digest.update(classes.tobytes())
+    return digest.digest()
+
+
+def _group_places(places: Iterable[int], classes: Iterable[Hashable]) -> list[list[int]]:
+    """Return the places of each class together, by the first place of a class."""
+    places_of: dict[Hashable, list[int]] = {}
+    for place, place_class in zip(places, classes, strict=True):
+        places_of.setdefault(place_class, []).append(place)
+    return list(places_of.values())
 
 
 def _number_distinct(values: Iterable[T]) -> tuple[list[T], list[int]]:

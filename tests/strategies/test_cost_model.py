@@ -80,6 +80,14 @@ def test_bounds_are_in_order_on_plans_of_every_field(name: str) -> None:
                 obeys_laws(problem, sample, draw)
 
 
+def test_members_with_copies_to_hosts_do_not_run_in_lockstep() -> None:
+    # Ranks in reverse order on PCIe trees: without copies groups crowd a link together, with copies they do not.
+    draw = Random("laws of tensor_rows 44")
+    problem, *samples = any_pair("tensor_rows", draw)
+    for sample in samples:
+        obeys_laws(problem, sample, draw)
+
+
 def obeys_laws(problem: Problem, sample: Sample, draw: Random) -> None:
     """Assert that each bound of a plan, and each of a group of which it is a member, is at most the next tighter."""
     costs, (plan, layout) = SimulatedCost(problem), sample
