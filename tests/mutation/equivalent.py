@@ -218,23 +218,23 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a network without layers has none on any rank",
     (
         "strategies/bounds/group_bounds.py",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[0])",
-        "plan = _with_states(replace(plan, recompute=Recompute.NONE), states[(-1)])",
+        "plan = _with_states(plan, states[0])",
+        "plan = _with_states(plan, states[(-1)])",
     ): "passes cost and keep the same under all states of a class",
     (
         "strategies/bounds/group_bounds.py",
-        "if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:",
-        "if (self._bound_times(plan, quickest_choices, states).min() >= limit):",
+        "if limit < inf and self._bound_times(plan, machine, quickest_choices, tails).min() >= limit:",
+        "if (self._bound_times(plan, machine, quickest_choices, tails).min() >= limit):",
     ): "no time is infinite",
     (
         "strategies/bounds/group_bounds.py",
-        "if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:",
-        "if (limit <= inf) and self._bound_times(plan, quickest_choices, states).min() >= limit:",
+        "if limit < inf and self._bound_times(plan, machine, quickest_choices, tails).min() >= limit:",
+        "if (limit <= inf) and self._bound_times(plan, machine, quickest_choices, tails).min() >= limit:",
     ): "no time is infinite",
     (
         "strategies/bounds/group_bounds.py",
-        "if limit < inf and self._bound_times(plan, quickest_choices, states).min() >= limit:",
-        "if limit < inf and (self._bound_times(plan, quickest_choices, states).min() > limit):",
+        "if limit < inf and self._bound_times(plan, machine, quickest_choices, tails).min() >= limit:",
+        "if limit < inf and (self._bound_times(plan, machine, quickest_choices, tails).min() > limit):",
     ): "what takes as long as the limit is left out of the table anyway",
     (
         "strategies/bounds/group_bounds.py",
