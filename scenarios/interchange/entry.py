@@ -154,7 +154,7 @@ COMMON_ENTRIES = (
     *list_fixed("its collectives are decentralised", gradient_reduction="all_reduce"),
     *list_fixed("its tensor parallelism has one axis", tensor_rows=1),
     fix_field("training.frozen", False, "adapters are not in the field map"),
-    fix_field("training.composes_norms", False, "which kernels norms have is not in the field map"),
+    fix_field("training.composed", (), "which kernels operators are composed of is not in the field map"),
     fix_field("training.gathers_logits", False, "how the loss is computed is not in the field map"),
     Entry((), ("training.framework", "model.name", "training.expandable_segments")),
 )

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from meshwise.scenarios.published.row import Row
-from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
 
 _MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
 _BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
@@ -86,6 +86,21 @@ def memory_conventions(row: Row) -> str:
         return "unknown"
     row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40]})")
     return "torch"
+
+
+_EAGER = ("torch", "torchtitan", "unknown")
+"""Conventions of frameworks that run torch's operators one by one unless a compiler fuses them."""
+
+
+def list_composed(row: Row, framework: str) -> tuple[str, ...]:
+    """Return the kinds of operators that a row's framework, of these conventions, composes of several kernels."""
+    norm = row.choose_word("norm_kernel", ("fused", "eager"))
+    is_compiled = row.flag("compiled") or bool(_COMPILED.search(row.text("framework", "plan_note", "software")))
+    if framework not in _EAGER or is_compiled:
+        return (RMS_NORM,) if norm == "eager" else ()
+    kinds = (ROTARY, GATED_ACTIVATION) if norm == "fused" else (RMS_NORM, ROTARY, GATED_ACTIVATION)
+    row.assume(f"{', '.join(kinds)} composed of torch's operators (eager; not stated)")
+    return kinds
 
 
 def zero_stage(row: Row) -> int:

@@ -101,6 +101,14 @@ class Row:
             self.assume(f"{name} {choice} ({reason})")
         return choice
 
+    def choose_word(self, name: str, words: tuple[str, ...]) -> str:
+        """Return the word of a field, one of some; of another word note that the first is taken, "" where none is."""
+        word = self.text(name)
+        if word and word not in words:
+            self.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")
+            return words[0]
+        return word
+
     def require_count(self, name: str, maximum: int = MAX_COUNT) -> int:
         """Return a count; raise `Skip` where it is not stated."""
         value = self.count(name, maximum)

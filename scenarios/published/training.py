@@ -2,7 +2,7 @@
 
 import re
 
-from meshwise.scenarios.published.frameworks import is_xla, memory_conventions
+from meshwise.scenarios.published.frameworks import is_xla, list_composed, memory_conventions
 from meshwise.scenarios.published.row import Row
 from meshwise.scenarios.published.words import FOUR_BITS, is_frozen
 from meshwise.simulator.machine.accelerator import Accelerator
@@ -40,26 +40,18 @@ _OPTIMIZERS = (
 
 def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
     """Return the training step of a row, in the nearest precision that its accelerator has."""
-    precision = _read_precision(row, accelerator)
+    precision, framework = _read_precision(row, accelerator), memory_conventions(row)
     return Training(
         global_batch,
         sequence,
         precision,
         row.choose("optimizer", _OPTIMIZERS, "adamw"),
         gradient_precision=_read_gradient_precision(row, precision),
-        framework=memory_conventions(row),
+        framework=framework,
         frozen=is_frozen(row),
-        composes_norms=_has_second_word(row, "norm_kernel", ("fused", "eager")),
-        gathers_logits=_has_second_word(row, "loss", ("sharded", "gathered")),
+        composed=list_composed(row, framework),
+        gathers_logits=row.choose_word("loss", ("sharded", "gathered")) == "gathered",
     )
-
-
-def _has_second_word(row: Row, name: str, words: tuple[str, str]) -> bool:
-    """Return whether a field has the second of two words; without either word the first is assumed."""
-    word = row.text(name)
-    if word and word not in words:
-        row.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")
-    return word == words[1]
 
 
 def _read_precision(row: Row, accelerator: Accelerator) -> str:

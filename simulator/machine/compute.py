@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from meshwise.simulator.machine.accelerator import ACTIVATION, GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from meshwise.simulator.machine.composition import list_kernel_bytes
 from meshwise.simulator.machine.kernels import (
     AttentionShape,
     Matmul,
@@ -131,6 +132,17 @@ def operator_time(
         return accelerator.launch + attention_time(accelerator, dtype, shape, direction, traffic, operator.kernel)
     bandwidth = accelerator.bandwidth(streaming_kind(operator), backward=direction is Pass.BACKWARD)
     return streaming_time(traffic, bandwidth, accelerator.launch)
+
+
+def composed_time(
+    accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
+) -> float:
+    """Return the seconds of an operator that runs the kernels of `COMPOSITIONS`, each over whole tensors."""
+    outputs = [block.tensor[name] for name in operator.outputs]
+    elements, itemsize = sum(local_size(tensor, sizes) for tensor in outputs), ITEMSIZE[outputs[0].dtype]
+    kernels = list_kernel_bytes(streaming_kind(operator), itemsize, backward=direction is Pass.BACKWARD)
+    bandwidth = accelerator.bandwidth(OperatorKind.ELEMENTWISE)
+    return sum(streaming_time(elements * size, bandwidth, accelerator.launch) for size in kernels)
 
 
 def weight_gradient_time(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import (
     Pass,
+    composed_time,
     operator_launches,
     operator_time,
     optimizer_time,
@@ -99,7 +100,10 @@ def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
     operator, is_quantised = kernels.operator, kernels.is_quantised
     arguments = accelerator, kernels.block, operator, kernels.sizes
     gradient_bytes, is_backward = kernels.gradient_bytes, kernels.direction is Pass.BACKWARD
-    seconds = operator_time(*arguments, kernels.direction, quantised=is_quantised, gradient_bytes=gradient_bytes)
+    if kernels.is_composed:
+        seconds = composed_time(*arguments, kernels.direction)
+    else:
+        seconds = operator_time(*arguments, kernels.direction, quantised=is_quantised, gradient_bytes=gradient_bytes)
     weight_seconds = 0.0
     if is_backward:
         weight_seconds = weight_gradient_time(*arguments, quantised=is_quantised, gradient_bytes=gradient_bytes)

@@ -93,9 +93,9 @@ class Framework:
     shares_weights
         Whether data ranks gather and reduce each weight by itself, where it is read and where its gradient is made,
         instead of all weights of a block together.
-    composes_norms
-        Whether RMS norms are composed of torch's operators, which keep ``x.float()`` and ``(x * rsqrt).to(bf16)`` for
-        backward instead of the input; otherwise one kernel keeps its input.
+    composed
+        Kinds of operators that are composed of torch's operators. RMS norms then keep ``x.float()`` and
+        ``(x * rsqrt).to(bf16)`` for backward instead of the input.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Framework:
     quantised_parameters: bool = False
     waits_for_passes: bool = False
     waits_for_collectives: bool = False
-    composes_norms: bool = False
+    composed: tuple[str, ...] = ()
     shares_weights: bool = False
 
     __repr__ = brief_repr()

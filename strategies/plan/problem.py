@@ -9,6 +9,7 @@ from functools import lru_cache
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.composition import COMPOSITIONS
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
 from meshwise.strategies.plan.framework import FRAMEWORKS, Framework
 
@@ -46,9 +47,10 @@ class Training:
         Whether weights are frozen and only low-rank adapters beside products are trained. Adapters are so small that
         they count for nothing: backward makes no weight gradients, and there are no optimizer states (Hu et al. 2022,
         "LoRA: low-rank adaptation of large language models", section 4.2).
-    composes_norms
-        Whether RMS norms are composed of torch's operators, as eager code writes them, instead of one kernel: each
-        then keeps its input in fp32 and the scaled input beside it.
+    composed
+        Kinds of operators that eager code composes of several kernels where other software runs one, of
+        `meshwise.simulator.machine.composition.COMPOSITIONS`. A composed RMS norm keeps its input in fp32 and the
+        scaled input beside it.
     gathers_logits
         Whether each tensor rank gathers the logits and computes the whole loss
         (`meshwise.strategies.plan.parallelism`).
@@ -65,7 +67,7 @@ class Training:
     gradient_clipping: bool = False
     framework: str = "megatron"
     frozen: bool = False
-    composes_norms: bool = False
+    composed: tuple[str, ...] = ()
     gathers_logits: bool = False
     expandable_segments: bool = False
 
@@ -79,13 +81,15 @@ class Training:
         if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
             known_names = ", ".join(GRADIENT_PRECISIONS)
             raise ValueError(f"gradient_precision is one of {known_names}, met {self.gradient_precision}")
+        if not set(self.composed) <= set(COMPOSITIONS):
+            raise ValueError(f"composed names kinds of {', '.join(COMPOSITIONS)}, met {', '.join(self.composed)}")
         if self.framework not in FRAMEWORKS:
             raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
 
     @property
     def conventions(self) -> Framework:
         """The framework's conventions for memory and time."""
-        return _build_conventions(self.framework, self.composes_norms)
+        return _build_conventions(self.framework, self.composed)
 
     @property
     def dtype(self) -> str:
@@ -172,8 +176,8 @@ class Training:
 
 
 @lru_cache(maxsize=64)
-def _build_conventions(framework: str, composes_norms: bool) -> Framework:
-    return replace(FRAMEWORKS[framework], composes_norms=composes_norms)
+def _build_conventions(framework: str, composed: tuple[str, ...]) -> Framework:
+    return replace(FRAMEWORKS[framework], composed=composed)
 
 
 @dataclass(frozen=True, slots=True)

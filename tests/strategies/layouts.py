@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.composition import COMPOSITIONS
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Crossbar, Link, Switch
 from meshwise.simulator.models.model import build
@@ -55,6 +56,7 @@ def any_problem(draw: Random) -> Problem:
         framework=draw.choice(sorted(FRAMEWORKS)),
         frozen=draw.random() < 0.1,
         gathers_logits=draw.choice([False, True]),
+        composed=draw.choice([(), tuple(COMPOSITIONS)]),
     )
     network = Network(LAYERS, draw.choice(["flash", "unfused", "experts"]), draw.choice([False, True]))
     machine = EVEN if draw.choice([False, True]) else any_machine(draw.choice, RANKS)

@@ -37,17 +37,20 @@ class BlockTraining(NamedTuple):
         Of an element of sums to which products add; 0 where gradients are written apart.
     frozen
         Whether weights have no gradients.
+    composed
+        Kinds of operators that run several kernels, as `Training.composed`.
     """
 
     precision: str = ""
     gradient_bytes: int = 0
     frozen: bool = False
+    composed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, training: Training) -> "BlockTraining":
         """Return what blocks depend on of a training."""
         summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-        return cls(training.precision, summed, training.frozen)
+        return cls(training.precision, summed, training.frozen, training.composed)
 
 
 PLAIN_TRAINING = BlockTraining()
@@ -67,7 +70,7 @@ class BlockLayout:
         input_layouts: Sequence[ShardingSpec] = (),
     ) -> None:
         self.block, self.mesh = block, mesh
-        self.precision, self.gradient_bytes, self.frozen = training
+        self.precision, self.gradient_bytes, self.frozen, self.composed = training
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators

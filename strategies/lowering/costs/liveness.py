@@ -125,7 +125,7 @@ class Liveness:
 
     def _is_composed(self, operator: Operator) -> bool:
         """Return whether an operator is a norm of root mean squares that is composed of torch's operators."""
-        return self.framework.composes_norms and streaming_kind(operator) == RMS_NORM
+        return RMS_NORM in self.framework.composed and streaming_kind(operator) == RMS_NORM
 
     def _is_exchanged(self, operator: Operator, name: str) -> bool:
         """Return whether a tensor reaches an operator by an all-to-all: as a copy, cut along another dim."""

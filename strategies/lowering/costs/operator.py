@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
-from meshwise.simulator.machine.compute import Pass, backward_parameters
+from meshwise.simulator.machine.compute import Pass, backward_parameters, streaming_kind
 from meshwise.simulator.operator_graph import SEQUENCE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
@@ -340,6 +340,7 @@ def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> 
         layout.gradient_bytes,
         layout.frozen,
         operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]),
+        streaming_kind(operator) in layout.composed,
     )
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     return Segment(kind, operator.name, kernels, _count_launches(layout, operator) + is_quantised)

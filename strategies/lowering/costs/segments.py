@@ -42,6 +42,8 @@ class Kernels:
         Whether its weights have no gradients.
     is_distributed
         Whether it runs on distributed tensors, whose dispatch costs the host time.
+    is_composed
+        Whether it runs the several kernels of `meshwise.simulator.machine.composition`.
     """
 
     block: Block
@@ -52,6 +54,7 @@ class Kernels:
     gradient_bytes: int = 0
     is_frozen: bool = False
     is_distributed: bool = False
+    is_composed: bool = False
 
 
 class Streaming(NamedTuple):

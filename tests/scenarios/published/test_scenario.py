@@ -106,8 +106,10 @@ def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(fra
     [
         ({"gradient_precision": "bf16"}, {"gradient_precision": "same"}),
         ({"gradient_precision": "fp32"}, {"gradient_precision": "fp32"}),
-        ({"norm_kernel": "eager"}, {"composes_norms": True}),
-        ({"norm_kernel": "fused"}, {"composes_norms": False}),
+        ({"norm_kernel": "eager", "framework": "PyTorch"}, {"composed": ("rms_norm", "rotary", "gated_activation")}),
+        ({"norm_kernel": "fused", "framework": "PyTorch"}, {"composed": ("rotary", "gated_activation")}),
+        ({"norm_kernel": "eager", "framework": "PyTorch", "compiled": True}, {"composed": ("rms_norm",)}),
+        ({"framework": "Megatron-LM", "norm_kernel": "fused"}, {"composed": ()}),
         ({"loss": "gathered"}, {"gathers_logits": True}),
         ({"loss": "sharded"}, {"gathers_logits": False}),
         ({"framework": "a trainer of our own"}, {"framework": "unknown"}),

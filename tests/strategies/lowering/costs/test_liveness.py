@@ -102,7 +102,7 @@ def test_a_norm_composed_of_operators_keeps_a_wide_input_and_the_scaled_one() ->
     x = builder.add_tensor("x", "batch sequence hidden")  # 4 * 8 * 2 = 64 bytes
     out = norm(builder, "norm", x, bias=False)
     block = builder.build_block("normed", (x,), (out,), layer=True)
-    composed = replace(TORCH, composes_norms=True)
+    composed = replace(TORCH, composed=("rms_norm",))
     # one kernel keeps x; composed, x.float() of 128 bytes and x * rsqrt in bf16, of 64, are kept, and x is not
     assert of(block, TORCH).kept_bytes == X
     assert of(block, composed).kept_bytes == 2 * X + X
