@@ -29,7 +29,7 @@ from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.parallelism import EXPERTS, Attention
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import HALF, FirstLayers, PerStage, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 FILE = "recipes.json"
@@ -236,7 +236,7 @@ def _with_layers(problem: Problem, layout: Layout) -> Layout:
         recompute = Recompute.FULL
     if isinstance(recompute, SomeOperators):
         names = {operator.name for block in problem.graph.blocks if block.layer for operator in block.operators}
-        known_operators = tuple(name for name in recompute.names if name in names)
+        known_operators = tuple(name for name in recompute.names if name.removesuffix(HALF) in names)
         recompute = SomeOperators(known_operators) if known_operators else Recompute.NONE
     return replace(layout, recompute=recompute)
 

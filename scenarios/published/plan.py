@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, gcd
+from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
@@ -16,18 +16,25 @@ from meshwise.scenarios.published.frameworks import (
     zero_stage,
 )
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.scenarios.published.words import read_attention, read_offload, read_recompute, read_schedule
+from meshwise.scenarios.published.words import (
+    keeps_every_second_product,
+    read_attention,
+    read_offload,
+    read_recompute,
+    read_schedule,
+)
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.scenarios.schema.plan import MAX_BATCH
 from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
-from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
+from meshwise.simulator.machine.compute import PRODUCTS
+from meshwise.simulator.operator_graph import GATES, Block, OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import nearest_divisor
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from meshwise.strategies.plan.recomputation import HALF, FirstLayers, Recomputation, Recompute, SomeOperators
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
 
@@ -220,12 +227,42 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
         chunks=chunks,
         zero=zero,
         zero_shards=zero_shards,
-        recompute=read_recompute(row, layers) or Recompute.NONE,
+        recompute=_read_recompute(row, problem.graph, layers),
         overlap_gradients=overlaps_gradients(row, zero) if degrees.data * degrees.context > 1 else True,
         scatter_gather=_uses_scatter_gather(row, degrees),
         stages=_divide_stages(row, num_layers(problem.graph), stages),
         offload=read_offload(row),
     )
+
+
+def _read_recompute(row: Row, graph: OperatorGraph, layers: int) -> Recomputation:
+    """Return the recompute choice of a row, nothing where it states none; ``layers`` are those of a stage."""
+    if not keeps_every_second_product(row):
+        return read_recompute(row, layers) or Recompute.NONE
+    names = list_unkept_operators(next(block for block in graph.blocks if block.layer))
+    row.assume(f"recompute of {' + '.join(names)}: attention and every second product are kept")
+    return SomeOperators(names)
+
+
+def list_unkept_operators(layer: Block) -> tuple[str, ...]:
+    """Return the operators that run again where attention and every second product of a layer are kept.
+
+    The first product is kept, the second is not, and so on; queries, keys, values, gates and their factors are products
+    of their own there. Of an operator of several products all, half or none run again, whichever is nearest.
+    """
+    names, is_kept = [], False
+    for operator in layer.operators:
+        if operator.kind in PRODUCTS:
+            sizes = [prod(layer.tensor[name].shape) for name in operator.outputs]
+            if any(GATES in layer.tensor[name].dims for name in operator.outputs):
+                sizes = [size for size in sizes for _ in range(2)]
+            first_unkept = int(not is_kept)
+            share = sum(sizes[first_unkept::2]) / sum(sizes)
+            is_kept ^= len(sizes) % 2 == 1
+            names += ([], [f"{operator.name}{HALF}"], [operator.name])[round(2 * share)]
+        elif operator.kind is not OperatorKind.ATTENTION:
+            names.append(operator.name)
+    return tuple(names)
 
 
 def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:

@@ -81,6 +81,15 @@ def read_recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     return _limit_layers(row, layer, f"{words} {detail}", layers_a_stage)
 
 
+_EVERY_SECOND_PRODUCT = re.compile(r"per[- _]?op\b")
+"""torchtitan's selective checkpointing by operator (``activation_checkpoint.py``, ``_get_custom_policy``)."""
+
+
+def keeps_every_second_product(row: Row) -> bool:
+    """Return whether a row keeps attention and every second product of a layer, and computes all else again."""
+    return bool(_EVERY_SECOND_PRODUCT.search(row.text("recompute", "recompute_detail")))
+
+
 def _read_detail(row: Row) -> str:
     value = row.fields.get("recompute_detail")
     return json.dumps(value)[:1000].lower() if isinstance(value, dict | list) else row.text("recompute_detail")

@@ -71,21 +71,39 @@ class FirstLayers:
         return {self.layer.value: self.layers}
 
 
+HALF = "/2"
+"""What follows the name of an operator of which half is computed again."""
+
+
 @dataclass(frozen=True, slots=True)
 class SomeOperators:
-    """The operators named ``names`` are computed again in every layer."""
+    """The operators named ``names`` are computed again in every layer.
+
+    ``up/2`` names half of the products of the operator ``up``, the other half of which is kept.
+    """
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.names:
             raise ValueError("recompute of operators names at least one, met none; nearest: none")
-        if len(set(self.names)) < len(self.names):
-            repeated_name = next(name for name in self.names if self.names.count(name) > 1)
+        if len(self.operators) < len(self.names):
+            operators = [name.removesuffix(HALF) for name in self.names]
+            repeated_name = next(name for name in operators if operators.count(name) > 1)
             raise ValueError(f"recompute names each operator once, met {repeated_name} twice")
 
     def __str__(self) -> str:
         return " + ".join(self.names)
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """The names of all operators of which something is computed again."""
+        return frozenset(name.removesuffix(HALF) for name in self.names)
+
+    @property
+    def halved_operators(self) -> frozenset[str]:
+        """The names of the operators of which half is computed again."""
+        return frozenset(name.removesuffix(HALF) for name in self.names if name.endswith(HALF))
 
     @property
     def layer(self) -> "SomeOperators":

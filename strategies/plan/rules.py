@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import gcd
 
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import (
     GRADIENT_REDUCTIONS,
@@ -30,7 +31,7 @@ from meshwise.strategies.plan.parallelism import (
 )
 from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.recomputation import FirstLayers, PerStage, Recompute, SomeOperators, StageRecompute
+from meshwise.strategies.plan.recomputation import HALF, FirstLayers, PerStage, Recompute, SomeOperators, StageRecompute
 from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, list_no_pairs
 from meshwise.strategies.schedules.schedule import OrderError, build_schedule, find_rule
@@ -371,11 +372,22 @@ def _stage_recompute_violations(
     if isinstance(recompute_choice, SomeOperators):
         blocks = [block for block in graph.blocks if block.layer] or list(graph.blocks)
         known_names = list(dict.fromkeys(operator.name for block in blocks for operator in block.operators))
-        unknown_name = next((name for name in recompute_choice.names if name not in known_names), None)
+        unknown_name = next(
+            (name for name in recompute_choice.names if name.removesuffix(HALF) not in known_names), None
+        )
         if unknown_name is not None:
             hints = [f"; nearest: {name}" for name in get_close_matches(unknown_name, known_names, n=1, cutoff=0.3)]
             rule = f"recompute names operators of a layer: {', '.join(known_names)}"
             yield Violation("recompute", f"{rule}; met {unknown_name[:100]}{''.join(hints)}")
+        products = list(
+            dict.fromkeys(
+                operator.name for block in blocks for operator in block.operators if operator.kind in PRODUCTS
+            )
+        )
+        halved_name = next((name for name in sorted(recompute_choice.halved_operators) if name not in products), None)
+        if halved_name in known_names:
+            rule = f"half of an operator is computed again of products: {', '.join(products)}"
+            yield Violation("recompute", f"{rule}; met {halved_name}{HALF}; nearest: {halved_name}")
     if isinstance(recompute_choice, FirstLayers) and recompute_choice.layers > max_layers:
         yield Violation(
             "recompute",

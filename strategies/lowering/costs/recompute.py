@@ -28,10 +28,11 @@ from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import defers
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
 from meshwise.strategies.lowering.costs.memory import BlockMemory
-from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
+from meshwise.strategies.lowering.costs.segments import WHOLE, BlockSegments, Checkpoints, Portion, Segment, Share
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 
+HALF_PORTION = Portion(Share.CHUNK, 2)
 _HEAVY_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
 """Kinds of operators whose results stay for operators that are not recomputed."""
 
@@ -43,8 +44,13 @@ def find_recomputed_operators(block: Block, recompute_choice: LayerRecompute) ->
     if recompute_choice is Recompute.FULL:
         return block.operators
     if isinstance(recompute_choice, SomeOperators):
-        return tuple(operator for operator in block.operators if operator.name in recompute_choice.names)
+        return tuple(operator for operator in block.operators if operator.name in recompute_choice.operators)
     return tuple(operator for operator in block.operators if operator.recompute_selectively)
+
+
+def find_halved_operators(recompute_choice: LayerRecompute) -> frozenset[str]:
+    """Return the names of the operators of which backward runs one half again."""
+    return recompute_choice.halved_operators if isinstance(recompute_choice, SomeOperators) else frozenset()
 
 
 def find_backward_sources(block: Block) -> frozenset[str]:
@@ -79,6 +85,7 @@ def with_recompute(
         {name for operator in operators for name in operator.outputs},
     )
     names = names if reruns_unread else names & find_backward_sources(block)
+    halved_names = find_halved_operators(recompute_choice)
     is_full = len(operators) == len(block.operators)
     repeated_segments: list[Segment] = []
     pending: list[Segment] = []
@@ -93,7 +100,9 @@ def with_recompute(
             )
             continue
         if segment.label in names:
-            repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE)]
+            is_half = segment.label in halved_names and segment.portion == WHOLE
+            portion = HALF_PORTION if is_half else segment.portion
+            repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE, portion=portion)]
         pending = []
     # Operators given by name are checkpointed one by one, others as one region.
     num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
@@ -171,6 +180,11 @@ def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, sep
     recomputed = set(find_recomputed_operators(liveness.block, recompute_choice))
     kept_tensors, saved_tensors = _find_kept_tensors(liveness, recomputed), _find_saved_tensors(liveness)
     remade_tensors = {name: tensor for name, (tensor, _) in saved_tensors.items() if name not in kept_tensors}
+    halved_names = find_halved_operators(recompute_choice)
+    for name in (name for op in operators if op.name in halved_names for name in op.outputs if name in remade_tensors):
+        size, first_reader = remade_tensors[name]
+        kept_tensors[f"half of {name}"] = KeptTensor(size // 2, first_reader)
+        remade_tensors[name] = KeptTensor(size - size // 2, first_reader)
     last_reader = max((saved_tensors[name][1] for name in remade_tensors), default=-1)
     recomputed_indices = [index for index, operator in enumerate(operators) if operator in recomputed]
     # Remade tensors live from the backward of their last reader to that of the first recomputed operator.

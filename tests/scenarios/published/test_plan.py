@@ -7,7 +7,7 @@ import pytest
 from meshwise.scenarios.published.runs import build_run
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.recomputation import Recompute, SomeOperators
 
 from .test_scenario import ROW, scenario
 
@@ -81,6 +81,27 @@ def test_little_is_recomputed_where_nothing_else_fits() -> None:
     assert run.scenario is not None
     assert run.scenario.choose_plan().recompute is not Recompute.NONE
     assert build_run(ROW | big).scenario.choose_plan().recompute is Recompute.NONE  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("model", "operators"),
+    [
+        # q kept, k not, which is a third of qkv, v kept, projection not; up kept, down not
+        (
+            {"arch": "gpt", "ffn_type": "gelu"},
+            "input_norm qkv/2 projection attention_residual feed_forward_norm activation down feed_forward_residual",
+        ),
+        # k is a twelfth of qkv; of gate and factor the first is kept, then down
+        (
+            {"arch": "llama", "ffn_type": "swiglu", "n_heads": 10, "n_kv_heads": 1, "head_dim": 64},
+            "input_norm rotary projection attention_residual feed_forward_norm up/2 activation feed_forward_residual",
+        ),
+    ],
+    ids=["gelu", "swiglu"],
+)
+def test_every_second_product_is_kept(model: dict[str, Any], operators: str) -> None:
+    stated = {"recompute": "selective", "recompute_detail": "per-op SAC", "framework": "torchtitan", "tp": 1, "dp": 8}
+    assert plan(stated | model).recompute == SomeOperators(tuple(operators.split()))
 
 
 def test_attention_of_context_ranks() -> None:

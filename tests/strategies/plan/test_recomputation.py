@@ -266,6 +266,7 @@ def test_recomputed_plans_hold_and_take_what_they_are_said_to(data: st.DataObjec
         ({"full": 12}, FirstLayers(Recompute.FULL, 12), "full (12 layers a stage)"),
         ({"selective": 3}, FirstLayers(Recompute.SELECTIVE, 3), "selective (3 layers a stage)"),
         ({"operators": ["up", "activation"]}, SomeOperators(("up", "activation")), "up + activation"),
+        ({"operators": ["up/2", "activation"]}, SomeOperators(("up/2", "activation")), "up/2 + activation"),
     ],
 )
 def test_a_recomputation_reads_and_writes_as_it_is_typed(document: Any, value: Recomputation, text: str) -> None:
@@ -284,6 +285,7 @@ def test_a_recomputation_reads_and_writes_as_it_is_typed(document: Any, value: R
         ({"full": 1, "selective": 2}, "met {'full': 1, 'selective': 2}"),
         ({"operators": []}, "names at least one, met none"),
         ({"operators": ["up", "up"]}, "names each operator once, met up twice"),
+        ({"operators": ["up", "up/2"]}, "names each operator once, met up twice"),
         (None, "met None"),
     ],
 )
@@ -297,6 +299,11 @@ def test_what_is_no_recomputation_says_so(document: Any, message: str) -> None:
     ("how", "message"),
     [
         (SomeOperators(("attentoin",)), "met attentoin; nearest: attention"),
+        (SomeOperators(("upp/2",)), "met upp/2; nearest: up"),
+        (
+            SomeOperators(("activation/2",)),
+            "half of an operator is computed again of products: qkv, projection, up, down",
+        ),
         (FirstLayers(Recompute.FULL, 5), "a stage has at most 4 layers to recompute, met 5; nearest: 4"),
     ],
 )

@@ -97,6 +97,15 @@ def test_a_gated_activation_keeps_its_gates_where_two_operators_make_it() -> Non
     assert of(gated(), TORCH, SomeOperators(("activation",))).kept_bytes == X + WIDE
 
 
+def test_half_of_a_product_is_kept_and_half_made_again() -> None:
+    names = SomeOperators(("up/2", "activation"))
+    whole, half = of(gated(), MEGATRON, SomeOperators(("up", "activation"))), of(gated(), MEGATRON, names)
+    # the gates or the values of wide are kept, the others made again as backward of the activation begins
+    assert (whole.kept_bytes, whole.remade_bytes) == (X, WIDE)
+    assert (half.kept_bytes, half.remade_bytes) == (X + WIDE // 2, WIDE // 2)
+    assert half.backward == whole.backward
+
+
 def test_a_norm_composed_of_operators_keeps_a_wide_input_and_the_scaled_one() -> None:
     builder = BlockBuilder("bf16", {"sequence": 4, "hidden": 8})
     x = builder.add_tensor("x", "batch sequence hidden")  # 4 * 8 * 2 = 64 bytes

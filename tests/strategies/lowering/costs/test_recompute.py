@@ -19,7 +19,7 @@ from meshwise.strategies.lowering.costs.recompute import (
     find_recomputed_operators,
     with_recompute,
 )
-from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Segment
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Portion, Segment, Share
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.timing import RankClock
 from meshwise.strategies.plan.framework import MEGATRON, TORCH, Framework
@@ -404,6 +404,7 @@ STEPS = BlockSegments(
         (UP, (GATHER, AGAIN["up"])),  # what was kept as it was produced
         (Recompute.SELECTIVE, (RING, AGAIN["act"])),  # what goes round a ring
         (DOWN, (AGAIN["down"],)),  # active is kept as it came
+        (SomeOperators(("up/2",)), (GATHER, AGAIN["up"]._replace(portion=Portion(Share.CHUNK, 2)))),
         (SomeOperators(("act", "down")), (RING, AGAIN["act"], EXCHANGE, CUT_AGAIN, AGAIN["down"])),
         (SomeOperators(("up", "down")), (GATHER, AGAIN["up"], AGAIN["down"])),
         (
