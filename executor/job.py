@@ -1,7 +1,7 @@
 """The job of a worker: one JSON document in the job folder, and the files of results beside it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from meshwise.executor.device import CPU
 from meshwise.executor.options import CONSTANT_RATE, KEPT_CHECKPOINTS, TIMEOUT, LearningRate
 from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.machine.accelerator import RMS_NORM
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.plan import Plan
@@ -80,7 +81,7 @@ class Job:
         try:
             return cls(
                 spec=_build_spec(**document.pop("spec")),
-                training=Training(**document.pop("training")),
+                training=_build_training(**document.pop("training")),
                 plan=Plan.from_json(document.pop("plan")),
                 learning_rate=LearningRate(**document.pop("learning_rate")),
                 **document,
@@ -91,6 +92,12 @@ class Job:
 
 def _build_spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
     return Transformer(experts=Experts(**experts) if experts else None, **sizes)
+
+
+def _build_training(
+    *, composed: Sequence[str] = (), composes_norms: bool = False, **fields: Any
+) -> Training:  # earlier jobs say ``composes_norms``
+    return Training(composed=tuple(composed) or (RMS_NORM,) * composes_norms, **fields)
 
 
 def checkpoints_folder(folder: Path) -> Path:

@@ -8,8 +8,8 @@ import pytest
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
 from meshwise.simulator.machine.composition import list_kernel_bytes
 from meshwise.simulator.machine.compute import Pass, composed_time
-from meshwise.simulator.models.builder import BlockBuilder
 from meshwise.simulator.models.layers import norm
+from meshwise.simulator.models.model import BlockBuilder
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -62,17 +62,18 @@ def draw(*shape: int, dtype: Any) -> Any:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", [RMS_NORM, ROTARY, GATED_ACTIVATION])
 def test_kernels_are_those_that_torch_dispatches(kind: str, dtype: Any) -> None:
-    cases: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
-        RMS_NORM: (rms_norm, (draw(ROWS, WIDTH, dtype=dtype), draw(WIDTH, dtype=dtype).requires_grad_()), 1),
-        ROTARY: (rotary, (draw(ROWS, TOKENS, WIDTH, dtype=dtype), *draw(2, TOKENS, WIDTH, dtype=dtype)), 1),
-        GATED_ACTIVATION: (gate, (draw(ROWS, WIDTH, dtype=dtype), draw(ROWS, WIDTH, dtype=dtype).requires_grad_()), 1),
+    cases: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+        RMS_NORM: (rms_norm, (draw(ROWS, WIDTH, dtype=dtype), draw(WIDTH, dtype=dtype).requires_grad_())),
+        ROTARY: (rotary, (draw(ROWS, TOKENS, WIDTH, dtype=dtype), *draw(2, TOKENS, WIDTH, dtype=dtype))),
+        GATED_ACTIVATION: (gate, (draw(ROWS, WIDTH, dtype=dtype), draw(ROWS, WIDTH, dtype=dtype).requires_grad_())),
     }
-    function, arguments, _ = cases[kind]
+    function, arguments = cases[kind]
     x = arguments[0].requires_grad_()
     with Traffic(x.numel()) as forward:
         result = function(*arguments)
+    gradient = torch.ones_like(result)
     with Traffic(x.numel()) as backward:
-        result.backward(torch.ones_like(result))
+        result.backward(gradient)
     for direction, traffic in (("forward", forward), ("backward", backward)):
         kernels = list_kernel_bytes(kind, dtype.itemsize, backward=direction == "backward")
         assert sorted(traffic.sizes) == sorted(kernels), direction
