@@ -124,6 +124,16 @@ def zero_stage(row: Row) -> int:
     return stage
 
 
+def keeps_gathered_in_pipelines(row: Row) -> bool:
+    """Return whether fully sharded parameters of a pipeline's stage stay gathered, and gradients whole, in a step.
+
+    torchtitan reshards after forward only without a pipeline (``distributed/fsdp.py``,
+    ``get_fsdp_reshard_after_forward_policy``), and torch's stages sum gradients over ranks with the last microbatch
+    (``torch/distributed/pipelining/stage.py``, ``backward_maybe_with_nosync``).
+    """
+    return bool(re.search("torchtitan", row.text("framework")))
+
+
 def overlaps_gradients(row: Row, zero: int) -> bool:
     """Return whether the gradient reduction overlaps the backward pass."""
     flag = row.flag("dp_overlap")

@@ -67,6 +67,8 @@ _DEVICES: tuple[tuple[str, Device], ...] = (
     ("h800", Device("dgx-h100", "H800", link=_NVLINK_400)),
     ("h100nvl", Device("dgx-h100", "H100 NVL", 835, 94, 3.9, pcie=5)),
     ("h100.*pci", Device("dgx-h100", "H100 PCIe", 756, 80, 2.0, pcie=5)),
+    # torchtitan's benchmarks/llama3_h100_202412_torchtitan.md: 96 GB of HBM2e at 2.4 TB/s
+    ("h100.*hbm2e", Device("dgx-h100", "H100 96GB HBM2e", 989, 96, 2.4)),
     ("h100", Device("dgx-h100")),
     ("a800", Device("dgx-a100-80gb", "A800", link=_NVLINK_400)),
     ("a100.*pci.*40|a100.*40.*pci", Device("dgx-a100-40gb", "A100 PCIe 40GB", pcie=4)),

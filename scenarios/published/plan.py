@@ -11,6 +11,7 @@ from meshwise.scenarios.published.frameworks import (
     is_megatron,
     is_sequence_parallel,
     is_xla,
+    keeps_gathered_in_pipelines,
     overlaps_gradients,
     overlaps_tensor,
     zero_stage,
@@ -114,6 +115,9 @@ def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
         micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
         total = _count_sequences(row, degrees, length, micro, accumulation_steps)
+    if micro is None and accumulation_steps is None and degrees.pipeline > 1 and keeps_gathered_in_pipelines(row):
+        accumulation_steps = degrees.pipeline
+        row.assume(f"grad_accum {degrees.pipeline} (not stated; torchtitan's default, a microbatch for every stage)")
     if micro is None and accumulation_steps is not None:
         micro = max(1.0, total / (degrees.data * accumulation_steps))
         row.assume(f"micro_batch {micro:g} (not stated; global_batch / (dp * grad_accum))")
@@ -213,6 +217,9 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
     if zero and (row.optional_count("fsdp_shards") or 0) == 1:
         zero = 0
         row.assume("zero_stage 0, for states are shared by 1 rank")
+    if zero == 3 and degrees.pipeline > 1 and keeps_gathered_in_pipelines(row):
+        zero = 1
+        row.assume("zero_stage 1: fully_shard in a pipeline keeps whole parameters and gradients through the step")
     return Layout(
         data=degrees.data,
         tensor=degrees.tensor,

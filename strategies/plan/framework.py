@@ -84,6 +84,8 @@ class Framework:
         Whether a rank that shares states with ZeRO 2 or 3 keeps parameter shards in the precision of the states: with
         ZeRO 2 beside the whole parameters; with 16-bit parameters the shards are the main weights, and no other shard
         is kept.
+    keeps_quantised
+        Whether fp8 copies of weights are kept through a step; otherwise each product casts its own.
     quantised_parameters
         Whether weights that layers multiply by in fp8 are kept and gathered in fp8 alone.
     waits_for_passes
@@ -124,6 +126,7 @@ class Framework:
     recomputes_unread: bool = False
     keeps_remainders: bool = False
     keeps_shards: bool = False
+    keeps_quantised: bool = False
     quantised_parameters: bool = False
     waits_for_passes: bool = False
     waits_for_collectives: bool = False
@@ -143,6 +146,7 @@ MEGATRON = Framework(
     gather_buffer=True,  # layers.py, get_global_memory_buffer().get_tensor(..., "mpu")
     workspace=32 * MIB,  # TE module/base.py, get_cublas_workspace_size_bytes
     grouped_workspace=4 * 32 * MIB,  # TE module/base.py, get_multi_stream_cublas_workspace
+    keeps_quantised=True,  # TE module/base.py, get_weight_workspace: is_first_microbatch
     other_workspace=2 * 8320 * 1024,  # torch CUDABlas, :4096:2:16:8, one a thread: forward and autograd
     routed_copies=4,  # token_dispatcher.py: the experts' results, sorted, exchanged, and in the tokens' order
     keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
@@ -198,6 +202,7 @@ TORCH = Framework(
     hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
+    keeps_quantised=False,  # torchao float8/float8_linear.py casts the weight in every forward
     keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
 )
 

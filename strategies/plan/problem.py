@@ -103,13 +103,13 @@ class Training:
 
     @property
     def quantised_bytes(self) -> int:
-        """Bytes of the fp8 copies of one weight, beside the parameter itself; 0 without fp8.
+        """Bytes of the fp8 copies of one weight, beside the parameter itself; 0 where none is kept.
 
         Transformer Engine keeps the bf16 weight, an fp8 copy and the copy's transpose, because
         Hopper multiplies fp8 in one layout alone; both copies are made once a step (its user guide,
         "FP8 weight caching"; NVIDIA/TransformerEngine issues 1261 and 257).
         """
-        return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" else 0
+        return 2 * ITEMSIZE["fp8"] if self.precision == "fp8" and self.conventions.keeps_quantised else 0
 
     @property
     def more_bytes(self) -> int:

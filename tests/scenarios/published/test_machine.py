@@ -41,6 +41,11 @@ def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
     assert row.assumed[0].startswith("L40S: as the accelerator of dgx-h100 with 362 TFLOP/s")
 
 
+def test_a_kind_of_memory_has_its_bandwidth() -> None:
+    device = build_machine(Row({"accelerator": "H100 SXM 96GB HBM2e 500W"}), 8).accelerator
+    assert (device.peak("bf16"), device.memory, device.memory_bandwidth) == (989e12, 96 * GB, 2.4e12)
+
+
 def test_a_link_of_an_export_variant_is_narrower() -> None:
     link = build_machine(Row({"accelerator": "A800 80GB"}), 8).first_node.network
     assert isinstance(link, Switch) and link.link.bandwidth == 160 * GB

@@ -42,6 +42,11 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"zero_stage": None, "framework": "PyTorch DDP"}, {"zero": 0}),
         ({"tp": 1, "dp": 4, "pp": 2, "vpp": 4}, {"schedule": "interleaved", "chunks": 4}),
         ({"tp": 1, "dp": 4, "pp": 2, "schedule": "ZB-V", "global_batch": 16}, {"schedule": "zbv", "chunks": 2}),
+        (  # stages keep parameters and gradients whole, and each of 2 stages has a microbatch
+            {"tp": 1, "dp": 4, "pp": 2, "zero_stage": 3, "framework": "torchtitan", "micro_batch": None},
+            {"zero": 1, "num_microbatches": 2},
+        ),
+        ({"tp": 1, "dp": 8, "zero_stage": 3, "framework": "torchtitan"}, {"zero": 3}),
         ({"recompute": "selective"}, {"recompute": Recompute.SELECTIVE}),
         ({"recompute": None}, {"recompute": Recompute.NONE}),  # it fits
         ({"dp_overlap": "off"}, {"overlap_gradients": False}),

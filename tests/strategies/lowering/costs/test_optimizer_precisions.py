@@ -278,6 +278,7 @@ def test_frozen_weights_cost_no_gradients_and_no_states(layout: Layout) -> None:
         ("megatron", "fp8", 12, 2, 2),  # beside bf16 an fp8 copy and its transpose
         ("nemo", "fp8", 10, 0, 1),  # fp8 and its transpose in the place of bf16
         ("nemo", "fp16", 12, 0, 2),
+        ("torch", "fp8", 12, 0, 2),  # torchao casts in every forward
     ],
 )
 def test_nemo_keeps_and_gathers_less(framework: str, precision: str, states: int, beside: int, gathered: int) -> None:
