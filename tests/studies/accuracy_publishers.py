@@ -41,6 +41,8 @@ PARTS: Mapping[str, Part] = {
     "mindformers_ascend": Part.STRUCTURE,
     "nemo_2407_h100": Part.STRUCTURE,
     "simumax_b200": Part.STRUCTURE,
+    "torchtitan_asynctp": Part.STRUCTURE,
+    "torchtitan_h100": Part.STRUCTURE,
     "vtrain_single": Part.FIGURES,
 }
 """Sources whose rows guided the structure of the simulator, or to which figures were fitted

@@ -29,7 +29,7 @@ def predicted(
 
 
 ROWS = (
-    *[predicted("torchtitan_h100", 7.0)] * 3,  # 30 % too fast, three times
+    *[predicted("libai_bench_oneflow", 7.0)] * 3,  # 30 % too fast, three times
     predicted("alpa_v100", 9.0),  # 10 % too fast
     predicted("somebody new", 12.0, fits=False, ran=False),  # 20 % too slow
     predicted("dgxc_h100", 5.0),  # NVIDIA's, of whom other rows had a part
@@ -42,7 +42,7 @@ def test_every_publisher_counts_once_and_those_without_a_part_come_first() -> No
     result = summarize_publishers(ROWS)
     assert [(line["publisher"], line["standing"]) for line in result["publishers"]] == [
         ("Alpa", "publisher unseen"),
-        ("PyTorch", "publisher unseen"),
+        ("OneFlow", "publisher unseen"),
         ("somebody new", "publisher unseen"),
         ("NVIDIA", "other rows seen"),
         ("MosaicML", "rows seen"),
