@@ -100,7 +100,7 @@ def run(arguments: Sequence[str] | None = None, *, interrupt: PatientInterrupt |
 
     0 done, 1 failed while running, 2 bad input, 3 nothing fits, 130 interrupted. After an ``interrupt`` every error but
     ``OSError`` counts as its consequence, such as matplotlib's "Invalid affine transformation matrix". A command that
-    ends well before its interrupt is raised, or because a library swallowed it, is interrupted too.
+    succeeds while an interrupt still waits, or after a library swallowed one, counts as interrupted.
     """
     try:
         code = application()(args=arguments, prog_name="meshwise", standalone_mode=False)

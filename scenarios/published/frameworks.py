@@ -56,6 +56,18 @@ def is_megatron(row: Row) -> bool:
     return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
 
 
+def is_torchtitan(row: Row) -> bool:
+    """Return whether a row's framework is torchtitan."""
+    return "torchtitan" in row.text("framework")
+
+
+def is_compiled(row: Row) -> bool:
+    """Return whether a compiler fuses the operators of a row's layers, or a graph replays its steps."""
+    is_stated_compiled = row.flag("compiled")
+    words = row.text("framework", "plan_note", "software")
+    return bool(_COMPILED.search(words)) if is_stated_compiled is None else is_stated_compiled
+
+
 def is_xla(row: Row) -> bool:
     """Return whether XLA compiles the training step of a row."""
     return bool(_XLA.search(row.text("framework")))
@@ -95,12 +107,12 @@ _EAGER = ("torch", "torchtitan", "unknown")
 def list_composed(row: Row, framework: str) -> tuple[str, ...]:
     """Return the kinds of operators that a row's framework, of these conventions, composes of several kernels."""
     norm = row.choose_word("norm_kernel", ("fused", "eager"))
-    is_compiled = row.flag("compiled") or bool(_COMPILED.search(row.text("framework", "plan_note", "software")))
-    if framework not in _EAGER or is_compiled:
-        return (RMS_NORM,) if norm == "eager" else ()
-    kinds = (ROTARY, GATED_ACTIVATION) if norm == "fused" else (RMS_NORM, ROTARY, GATED_ACTIVATION)
-    row.assume(f"{', '.join(kinds)} composed of torch's operators (eager; not stated)")
-    return kinds
+    stated_kinds = (RMS_NORM,) if norm == "eager" else ()
+    if framework not in _EAGER or is_compiled(row):
+        return stated_kinds
+    assumed_kinds = (ROTARY, GATED_ACTIVATION) if norm else (RMS_NORM, ROTARY, GATED_ACTIVATION)
+    row.assume(f"{', '.join(assumed_kinds)} composed of torch's operators, where there are any (eager; not stated)")
+    return (*stated_kinds, *assumed_kinds)
 
 
 def zero_stage(row: Row) -> int:
@@ -122,16 +134,6 @@ def zero_stage(row: Row) -> int:
         stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
     row.assume(f"zero_stage {stage} (not stated; from {row.text('framework')[:40] or 'no framework named'})")
     return stage
-
-
-def keeps_gathered_in_pipelines(row: Row) -> bool:
-    """Return whether fully sharded parameters of a pipeline's stage stay gathered, and gradients whole, in a step.
-
-    torchtitan reshards after forward only without a pipeline (``distributed/fsdp.py``,
-    ``get_fsdp_reshard_after_forward_policy``), and torch's stages sum gradients over ranks with the last microbatch
-    (``torch/distributed/pipelining/stage.py``, ``backward_maybe_with_nosync``).
-    """
-    return bool(re.search("torchtitan", row.text("framework")))
 
 
 def overlaps_gradients(row: Row, zero: int) -> bool:
@@ -185,9 +187,9 @@ def attention_kernel(row: Row) -> str:
 
 def launch_time(row: Row) -> float:
     """Return the seconds that a host needs to launch the kernels of one operator; 0 where it replays whole steps."""
-    words = row.text("framework", "plan_note", "software")
-    if is_xla(row) or _COMPILED.search(words):
+    if is_xla(row) or is_compiled(row):
         return 0.0
+    words = row.text("framework", "plan_note", "software")
     seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
     return seconds

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.published.frameworks import (
     is_megatron,
     is_sequence_parallel,
+    is_torchtitan,
     is_xla,
-    keeps_gathered_in_pipelines,
     overlaps_gradients,
     overlaps_tensor,
     zero_stage,
@@ -115,9 +116,10 @@ def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
         micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
         total = _count_sequences(row, degrees, length, micro, accumulation_steps)
-    if micro is None and accumulation_steps is None and degrees.pipeline > 1 and keeps_gathered_in_pipelines(row):
+    if micro is None and accumulation_steps is None and degrees.pipeline > 1 and is_torchtitan(row):
+        # torchtitan until 0.1.0, config_manager.py: pipeline_parallel_microbatches
         accumulation_steps = degrees.pipeline
-        row.assume(f"grad_accum {degrees.pipeline} (not stated; torchtitan's default, a microbatch for every stage)")
+        row.assume(f"grad_accum {degrees.pipeline} (not stated; torchtitan's default, as many as pipeline ranks)")
     if micro is None and accumulation_steps is not None:
         micro = max(1.0, total / (degrees.data * accumulation_steps))
         row.assume(f"micro_batch {micro:g} (not stated; global_batch / (dp * grad_accum))")
@@ -217,7 +219,9 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
     if zero and (row.optional_count("fsdp_shards") or 0) == 1:
         zero = 0
         row.assume("zero_stage 0, for states are shared by 1 rank")
-    if zero == 3 and degrees.pipeline > 1 and keeps_gathered_in_pipelines(row):
+    if zero == 3 and degrees.pipeline > 1 and is_torchtitan(row):
+        # distributed/fsdp.py, get_fsdp_reshard_after_forward_policy: it reshards without a pipeline alone;
+        # torch/distributed/pipelining/stage.py, backward_maybe_with_nosync: the last microbatch sums over ranks
         zero = 1
         row.assume("zero_stage 1: fully_shard in a pipeline keeps whole parameters and gradients through the step")
     return Layout(
@@ -246,7 +250,8 @@ def _read_recompute(row: Row, graph: OperatorGraph, layers: int) -> Recomputatio
     """Return the recompute choice of a row, nothing where it states none; ``layers`` are those of a stage."""
     if not keeps_every_second_product(row):
         return read_recompute(row, layers) or Recompute.NONE
-    names = list_unkept_operators(next(block for block in graph.blocks if block.layer))
+    layer_names = (list_unkept_operators(block) for block in graph.blocks if block.layer)
+    names = tuple(dict.fromkeys(chain.from_iterable(layer_names)))
     row.assume(f"recompute of {' + '.join(names)}: attention and every second product are kept")
     return SomeOperators(names)
 
@@ -365,7 +370,7 @@ def _shorten_recompute(layout: Layout) -> Layout | None:
 
 def list_choices(row: Row, layout: Layout, batch: Batch, graph: OperatorGraph) -> Iterator[Layout]:
     """Yield the layouts that a row leaves open: least recomputation first, then the largest microbatch."""
-    open_recompute = read_recompute(row, 1) is None
+    open_recompute = not keeps_every_second_product(row) and read_recompute(row, 1) is None
     kinds = _list_recomputations(layout, graph) if open_recompute else [layout.recompute]
     for kind in kinds:
         for micro in _list_microbatches(layout, batch):

@@ -102,7 +102,7 @@ class Row:
         return choice
 
     def choose_word(self, name: str, words: tuple[str, ...]) -> str:
-        """Return the word of a field, one of some; of another word note that the first is taken, "" where none is."""
+        """Return the word of a field, "" where none is stated; for an unknown word note that the first one is taken."""
         word = self.text(name)
         if word and word not in words:
             self.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")

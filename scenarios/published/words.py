@@ -81,13 +81,15 @@ def read_recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
     return _limit_layers(row, layer, f"{words} {detail}", layers_a_stage)
 
 
-_EVERY_SECOND_PRODUCT = re.compile(r"per[- _]?op\b")
+_EVERY_SECOND_PRODUCT = re.compile(r"(?<!not )(?<!no )per[- _]?op\b")
 """torchtitan's selective checkpointing by operator (``activation_checkpoint.py``, ``_get_custom_policy``)."""
 
 
 def keeps_every_second_product(row: Row) -> bool:
     """Return whether a row keeps attention and every second product of a layer, and computes all else again."""
-    return bool(_EVERY_SECOND_PRODUCT.search(row.text("recompute", "recompute_detail")))
+    words = row.text("recompute")
+    is_selective = bool(re.match("select", words)) or bool(_EVERY_SECOND_PRODUCT.match(words))
+    return is_selective and bool(_EVERY_SECOND_PRODUCT.search(f"{words} {_read_detail(row)}"))
 
 
 def _read_detail(row: Row) -> str:

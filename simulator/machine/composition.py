@@ -34,8 +34,6 @@ class Composition(NamedTuple):
 
 
 _CAST = Kernel(1, 1)
-_ROTATION = (Kernel(2), Kernel(1), Kernel(2), Kernel(2), Kernel(3))
-"""Product with the cosines; half negated, halves joined, product with the sines; sum."""
 
 COMPOSITIONS = {
     RMS_NORM: Composition(
@@ -54,10 +52,15 @@ COMPOSITIONS = {
             _CAST,
         ),
     ),
-    ROTARY: Composition(_ROTATION, _ROTATION),
+    ROTARY: Composition(
+        # product with the cosines; half negated, halves joined, product with the sines; sum
+        forward=(Kernel(2), Kernel(1), Kernel(2), Kernel(2), Kernel(3)),
+        # product with the sines, half negated, halves filled up with zeros and added; product with the cosines, sum
+        backward=(Kernel(2), Kernel(1), Kernel(1.5), Kernel(1.5), Kernel(3), Kernel(2), Kernel(3)),
+    ),
     GATED_ACTIVATION: Composition(forward=(Kernel(2), Kernel(3)), backward=(Kernel(3), Kernel(3), Kernel(3))),
 }
-"""The kernels by the kind of `meshwise.simulator.machine.compute.streaming_kind`, for each element of the output."""
+"""The kernels by the kind of `meshwise.simulator.machine.compute.streaming_kind`, for each element of a result."""
 
 
 def list_kernel_bytes(kind: str, itemsize: int, *, backward: bool) -> tuple[float, ...]:

@@ -100,6 +100,7 @@ def operator_time(
     direction: Pass,
     *,
     quantised: bool = False,
+    casts_weight: bool = False,
     gradient_bytes: int = 0,
 ) -> float:
     """Return the seconds that one operator takes on its local share of the work.
@@ -111,6 +112,8 @@ def operator_time(
     quantised
         Whether a product casts its input, and in backward the gradient of its output, to fp8 and multiplies in fp8
         (Micikevicius et al. 2022, "FP8 formats for deep learning").
+    casts_weight
+        Whether it casts its weight too, in both directions; otherwise fp8 copies of weights are kept.
     gradient_bytes
         Bytes of an element of the sum to which products add the gradients of weights, by reading and writing it; 0 if
         they write gradients to tensors of their own, in the dtype of the input.
@@ -123,6 +126,8 @@ def operator_time(
         seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
         if quantised:
             seconds += product.cast_time(direction)
+        if casts_weight:
+            seconds += accelerator.launch + product.weight_cast_time()
         return seconds + (
             product.forward_time() if direction is Pass.FORWARD else sum(product.gradient_times(gradient_bytes))
         )
@@ -137,12 +142,15 @@ def operator_time(
 def composed_time(
     accelerator: Accelerator, block: Block, operator: Operator, sizes: Mapping[str, int], direction: Pass
 ) -> float:
-    """Return the seconds of an operator that runs the kernels of `COMPOSITIONS`, each over whole tensors."""
-    outputs = [block.tensor[name] for name in operator.outputs]
-    elements, itemsize = sum(local_size(tensor, sizes) for tensor in outputs), ITEMSIZE[outputs[0].dtype]
-    kernels = list_kernel_bytes(streaming_kind(operator), itemsize, backward=direction is Pass.BACKWARD)
+    """Return the seconds of an operator that runs the kernels of `COMPOSITIONS` on each of its results."""
+    sizes, kind, is_backward = _with_imbalance(operator, sizes), streaming_kind(operator), direction is Pass.BACKWARD
     bandwidth = accelerator.bandwidth(OperatorKind.ELEMENTWISE)
-    return sum(streaming_time(elements * size, bandwidth, accelerator.launch) for size in kernels)
+    outputs = [block.tensor[name] for name in operator.outputs]
+    return sum(
+        streaming_time(local_size(tensor, sizes) * kernel_bytes, bandwidth, accelerator.launch)
+        for tensor in outputs
+        for kernel_bytes in list_kernel_bytes(kind, ITEMSIZE[tensor.dtype], backward=is_backward)
+    )
 
 
 def weight_gradient_time(
@@ -313,9 +321,15 @@ class _Product:
         """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
 
         One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is
-        not counted here. The weight is cast once a step, with the optimizer.
+        not counted here. A weight of which copies are kept is cast once a step, with the optimizer.
         """
-        elements = self.elements.image if direction is Pass.FORWARD else self.elements.result
+        return self._time_cast(self.elements.image if direction is Pass.FORWARD else self.elements.result)
+
+    def weight_cast_time(self) -> float:
+        """Return the seconds that a product in fp8 takes to cast its weight where no copy is kept."""
+        return self._time_cast(self.elements.weight)
+
+    def _time_cast(self, elements: int) -> float:
         return elements * (self.itemsize + 2 * ITEMSIZE["fp8"]) / self.accelerator.bandwidth(OperatorKind.ELEMENTWISE)
 
     def _time(self, product: Matmul, traffic: float) -> float:

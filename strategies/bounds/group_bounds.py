@@ -166,25 +166,25 @@ class GroupBounds:
     def _divide_members(
         self, plan: Plan, machines: "_GroupMachines", group: Group
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the rows and columns of each class: of members whose passes take the same ticks under the same choice.
+        """Yield the rows and columns of each class of members: the machine of one times the passes of all.
 
         They reduce gradients at the same moments, on ranks that are divided into the same classes. A row or a column
         without members is of no class: it may be illegal, and no plan be of its kind.
         """
         rows, columns = (np.flatnonzero(group.member_mask.any(axis=axis)).tolist() for axis in (1, 0))
         passes, states = [group.passes[row] for row in rows], [group.states[column] for column in columns]
-        are_rows_apart = any(choice.offload for choice in passes) and any(
+        copies_divide_ranks = any(choice.offload for choice in passes) and any(
             self._digest_classes(machines.find_machine(state, copies=False))
             != self._digest_classes(machines.find_machine(state, copies=True))
             for state in states
         )
-        row_classes = (are_rows_apart and bool(choice.offload) for choice in passes)
+        row_classes = (copies_divide_ranks and bool(choice.offload) for choice in passes)
         column_classes = (
             (
                 self._reduces_in_passes(plan, state),
                 *(
                     self._digest_pass_classes(machines.find_machine(state, copies=copies))
-                    for copies in {False, are_rows_apart}
+                    for copies in {False, copies_divide_ranks}
                 ),
             )
             for state in states
@@ -194,13 +194,13 @@ class GroupBounds:
     @memoise
     def _digest_classes(self, machine: Machine) -> bytes:
         """Return a digest of the classes of ranks and of all their groups."""
-        return _digest_classes(machine, [kind for kind in machine.table.tables if kind not in HOST_KINDS])
+        return _hash_classes(machine, [kind for kind in machine.table.tables if kind not in HOST_KINDS])
 
     @memoise
     def _digest_pass_classes(self, machine: Machine) -> bytes:
         """Return a digest of the classes of ranks, and of the groups that communicate in passes and between them."""
         kinds = (*PASS_AXES, FORWARD, BACKWARD)
-        return _digest_classes(machine, [kind for kind in kinds if kind in machine.table.tables])
+        return _hash_classes(machine, [kind for kind in kinds if kind in machine.table.tables])
 
     def _reduces_in_passes(self, plan: Plan, state: StepDecisions) -> bool:
         """Return whether gradients are reduced in every backward, or parameters move in passes."""
@@ -440,8 +440,8 @@ class GroupBounds:
 class _GroupMachines:
     """The rank classes of the members of one group.
 
-    They hang on states, and on whether data is copied between devices and hosts: ranks that else run in lockstep, and
-    crowd the links that they share together, are then apart.
+    They depend on the states, and on whether data is copied between devices and hosts: ranks that else run in lockstep,
+    and crowd the links that they share together, are then apart.
     """
 
     def __init__(self, costs: StageCosts, plan: Plan, offload: Offloading) -> None:
@@ -543,7 +543,7 @@ def _with_states(plan: Plan, state: StepDecisions) -> Plan:
     return replace(plan, **values | {"offload": NO_OFFLOADING})
 
 
-def _digest_classes(machine: Machine, kinds: Iterable[str]) -> bytes:
+def _hash_classes(machine: Machine, kinds: Iterable[str]) -> bytes:
     """Return a digest of the classes of ranks, and of groups of some kinds: where it is equal, their ticks are."""
     table, digest = machine.table, sha256()
     for classes in (table.class_of, *(table.tables[kind].class_of for kind in kinds)):

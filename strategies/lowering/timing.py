@@ -103,7 +103,13 @@ def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
     if kernels.is_composed:
         seconds = composed_time(*arguments, kernels.direction)
     else:
-        seconds = operator_time(*arguments, kernels.direction, quantised=is_quantised, gradient_bytes=gradient_bytes)
+        seconds = operator_time(
+            *arguments,
+            kernels.direction,
+            quantised=is_quantised,
+            casts_weight=kernels.casts_weight,
+            gradient_bytes=gradient_bytes,
+        )
     weight_seconds = 0.0
     if is_backward:
         weight_seconds = weight_gradient_time(*arguments, quantised=is_quantised, gradient_bytes=gradient_bytes)

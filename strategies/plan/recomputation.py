@@ -79,7 +79,7 @@ HALF = "/2"
 class SomeOperators:
     """The operators named ``names`` are computed again in every layer.
 
-    ``up/2`` names half of the products of the operator ``up``, the other half of which is kept.
+    ``up/2`` computes half of the result of the product ``up`` again, and keeps the other half.
     """
 
     names: tuple[str, ...]

@@ -386,7 +386,7 @@ def _stage_recompute_violations(
         )
         halved_name = next((name for name in sorted(recompute_choice.halved_operators) if name not in products), None)
         if halved_name in known_names:
-            rule = f"half of an operator is computed again of products: {', '.join(products)}"
+            rule = f"half of a result is computed again (/2) of products: {', '.join(products)}"
             yield Violation("recompute", f"{rule}; met {halved_name}{HALF}; nearest: {halved_name}")
     if isinstance(recompute_choice, FirstLayers) and recompute_choice.layers > max_layers:
         yield Violation(

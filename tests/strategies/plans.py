@@ -61,6 +61,7 @@ RECOMPUTATIONS: tuple[StageRecompute, ...] = (
     FirstLayers(Recompute.SELECTIVE, 1),
     SomeOperators(("input_norm", "attention_residual")),
     SomeOperators(("qkv", "projection")),
+    SomeOperators(("qkv/2", "projection")),
 )
 OFFLOADINGS = (
     *(NO_OFFLOADING,) * 4,

@@ -39,18 +39,22 @@ class BlockTraining(NamedTuple):
         Whether weights have no gradients.
     composed
         Kinds of operators that run several kernels, as `Training.composed`.
+    keeps_quantised
+        Whether fp8 copies of weights are kept.
     """
 
     precision: str = ""
     gradient_bytes: int = 0
     frozen: bool = False
     composed: tuple[str, ...] = ()
+    keeps_quantised: bool = True
 
     @classmethod
     def of(cls, training: Training) -> "BlockTraining":
         """Return what blocks depend on of a training."""
         summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-        return cls(training.precision, summed, training.frozen, training.composed)
+        keeps_quantised = training.conventions.keeps_quantised
+        return cls(training.precision, summed, training.frozen, training.composed, keeps_quantised)
 
 
 PLAIN_TRAINING = BlockTraining()
@@ -70,7 +74,7 @@ class BlockLayout:
         input_layouts: Sequence[ShardingSpec] = (),
     ) -> None:
         self.block, self.mesh = block, mesh
-        self.precision, self.gradient_bytes, self.frozen, self.composed = training
+        self.precision, self.gradient_bytes, self.frozen, self.composed, self.keeps_quantised = training
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators

@@ -23,10 +23,14 @@ _ROUTED_DIM = "capacity"
 
 
 class KeptTensor(NamedTuple):
-    """A tensor kept from forward to backward: its bytes, and the first operator that reads it in backward."""
+    """A tensor kept from forward to backward: its bytes, and the first operator that reads it in backward.
+
+    Of one that ``is_half`` the other half is dropped once forward has read it.
+    """
 
     size: int
     first_reader: int
+    is_half: bool = False
 
 
 class Liveness:
@@ -182,7 +186,8 @@ class Liveness:
         operator = self.operators[index]
         live_sizes = {name: tensor.size for name, tensor in kept_tensors.items() if tensor.first_reader <= index}
         for name, producer in producers.items():
-            if producer <= index <= last_readers.get(name, producer) and name not in live_sizes:
+            is_whole = name in live_sizes and not kept_tensors[name].is_half
+            if producer <= index <= last_readers.get(name, producer) and not is_whole:
                 live_sizes[name] = sizes.get(name) or self.produced_size(name)
         partial_sizes = (
             self.produced_size(name)

@@ -340,6 +340,7 @@ def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> 
         layout.gradient_bytes,
         layout.frozen,
         operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]),
+        is_quantised and not layout.keeps_quantised,
         streaming_kind(operator) in layout.composed,
     )
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD

@@ -5,6 +5,8 @@ result of a product or of attention stays where an operator that is not recomput
 does the same: the attention core is checkpointed while the projection keeps its input, and norms and activation
 functions are checkpointed without their output [1]_ [2]_ [3]_.
 
+Half of a product may run again: of its result, where recomputed operators read it, the other half is kept.
+
 A collective runs again where the operator that reads its result is recomputed and the result is not there: a gather
 along a tensor axis, because kept tensors are kept as they were produced; keys and values that go round a ring; and any
 other collective whose input is itself recomputed. With full recompute all collectives run again. Keys gathered along
@@ -28,7 +30,7 @@ from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import defers
 from meshwise.strategies.lowering.costs.liveness import KeptTensor, Liveness
 from meshwise.strategies.lowering.costs.memory import BlockMemory
-from meshwise.strategies.lowering.costs.segments import WHOLE, BlockSegments, Checkpoints, Portion, Segment, Share
+from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoints, Portion, Segment, Share
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 
@@ -100,8 +102,7 @@ def with_recompute(
             )
             continue
         if segment.label in names:
-            is_half = segment.label in halved_names and segment.portion == WHOLE
-            portion = HALF_PORTION if is_half else segment.portion
+            portion = HALF_PORTION if segment.label in halved_names else segment.portion
             repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE, portion=portion)]
         pending = []
     # Operators given by name are checkpointed one by one, others as one region.
@@ -178,13 +179,15 @@ def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, sep
     """
     operators = liveness.operators
     recomputed = set(find_recomputed_operators(liveness.block, recompute_choice))
-    kept_tensors, saved_tensors = _find_kept_tensors(liveness, recomputed), _find_saved_tensors(liveness)
-    remade_tensors = {name: tensor for name, (tensor, _) in saved_tensors.items() if name not in kept_tensors}
-    halved_names = find_halved_operators(recompute_choice)
-    for name in (name for op in operators if op.name in halved_names for name in op.outputs if name in remade_tensors):
-        size, first_reader = remade_tensors[name]
-        kept_tensors[f"half of {name}"] = KeptTensor(size // 2, first_reader)
-        remade_tensors[name] = KeptTensor(size - size // 2, first_reader)
+    kept_tensors = _find_kept_tensors(liveness, recomputed, find_halved_operators(recompute_choice))
+    saved_tensors = _find_saved_tensors(liveness)
+    remade_tensors = {}
+    for name, (tensor, _) in saved_tensors.items():
+        kept_tensor = kept_tensors.get(name)
+        if kept_tensor is None:
+            remade_tensors[name] = tensor
+        elif kept_tensor.is_half:
+            remade_tensors[name] = tensor._replace(size=tensor.size - kept_tensor.size)
     last_reader = max((saved_tensors[name][1] for name in remade_tensors), default=-1)
     recomputed_indices = [index for index, operator in enumerate(operators) if operator in recomputed]
     # Remade tensors live from the backward of their last reader to that of the first recomputed operator.
@@ -229,12 +232,16 @@ def _count_elements(liveness: Liveness, operator: Operator) -> int:
     return sum(liveness.layout.parameter_share(liveness.block.tensor[name]) for name in operator.parameters)
 
 
-def _find_kept_tensors(liveness: Liveness, recomputed: set[Operator]) -> dict[str, KeptTensor]:
+def _find_kept_tensors(
+    liveness: Liveness, recomputed: set[Operator], halved_operators: frozenset[str]
+) -> dict[str, KeptTensor]:
     """Return the tensors kept from forward to backward.
 
-    Operators that are not recomputed keep what they save, and recomputed ones what they read from outside.
+    Operators that are not recomputed keep what they save, and recomputed ones what they read from outside, and half of
+    what they read from an operator of which only half runs again.
     """
     result: dict[str, KeptTensor] = {}
+    half_names = {name for operator in recomputed if operator.name in halved_operators for name in operator.outputs}
     inner_names = {name for operator in recomputed for name in operator.outputs}
     dropped_names = {name for operator in recomputed if operator.kind not in _HEAVY_KINDS for name in operator.outputs}
     for index, operator in enumerate(liveness.operators):
@@ -249,6 +256,10 @@ def _find_kept_tensors(liveness: Liveness, recomputed: set[Operator]) -> dict[st
             sizes |= liveness.list_unnamed(operator)
         for name, size in sizes.items():
             result.setdefault(name, KeptTensor(size, index))
+        if operator in recomputed:
+            halves = (liveness.describe_kept(operator, name) for name in operator.inputs if name in half_names)
+            for name, size in halves:
+                result.setdefault(name, KeptTensor(size // 2, index, is_half=True))
     return result
 
 

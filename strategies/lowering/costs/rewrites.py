@@ -59,7 +59,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
-from meshwise.strategies.lowering.costs.segments import BlockSegments, Portion, Segment, Share, Streaming
+from meshwise.strategies.lowering.costs.segments import WHOLE, BlockSegments, Portion, Segment, Share, Streaming
 from meshwise.strategies.plan.mesh import TENSOR
 
 _HIDDEN_COLLECTIVES = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
@@ -91,7 +91,7 @@ def _overlap_products(layout: BlockLayout, segments: Sequence[Segment], in_chunk
         segment = pending.pop()
         operator = products.get(segment.label)
         is_backward = segment.kind is TaskKind.BACKWARD
-        if operator is None or not (in_chunks or is_backward):
+        if operator is None or segment.portion != WHOLE or not (in_chunks or is_backward):
             result.append(segment)
             continue
         tensor_sides = operator.inputs, operator.outputs

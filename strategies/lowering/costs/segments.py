@@ -42,6 +42,8 @@ class Kernels:
         Whether its weights have no gradients.
     is_distributed
         Whether it runs on distributed tensors, whose dispatch costs the host time.
+    casts_weight
+        Whether a product casts its weight to fp8, of which no copy is kept.
     is_composed
         Whether it runs the several kernels of `meshwise.simulator.machine.composition`.
     """
@@ -54,6 +56,7 @@ class Kernels:
     gradient_bytes: int = 0
     is_frozen: bool = False
     is_distributed: bool = False
+    casts_weight: bool = False
     is_composed: bool = False
 
 

@@ -43,8 +43,11 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"tp": 1, "dp": 4, "pp": 2, "vpp": 4}, {"schedule": "interleaved", "chunks": 4}),
         ({"tp": 1, "dp": 4, "pp": 2, "schedule": "ZB-V", "global_batch": 16}, {"schedule": "zbv", "chunks": 2}),
         (  # stages keep parameters and gradients whole, and each of 2 stages has a microbatch
-            {"tp": 1, "dp": 4, "pp": 2, "zero_stage": 3, "framework": "torchtitan", "micro_batch": None},
-            {"zero": 1, "num_microbatches": 2},
+            {
+                **{"tp": 1, "dp": 4, "pp": 2, "zero_stage": 3, "framework": "torchtitan", "micro_batch": None},
+                "global_batch": 32,
+            },
+            {"zero": 1, "num_microbatches": 2, "microbatch": 4},
         ),
         ({"tp": 1, "dp": 8, "zero_stage": 3, "framework": "torchtitan"}, {"zero": 3}),
         ({"recompute": "selective"}, {"recompute": Recompute.SELECTIVE}),
@@ -107,6 +110,20 @@ def test_little_is_recomputed_where_nothing_else_fits() -> None:
 def test_every_second_product_is_kept(model: dict[str, Any], operators: str) -> None:
     stated = {"recompute": "selective", "recompute_detail": "per-op SAC", "framework": "torchtitan", "tp": 1, "dp": 8}
     assert plan(stated | model).recompute == SomeOperators(tuple(operators.split()))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "detail", "expected"),
+    [
+        ("none", "no per-op SAC", Recompute.NONE),
+        ("full", "full AC, not per-op", Recompute.FULL),
+        (None, "per-op SAC", Recompute.NONE),  # it fits
+    ],
+)
+def test_what_a_row_states_of_recompute_wins_over_its_details(
+    recompute: str | None, detail: str, expected: Recompute
+) -> None:
+    assert plan({"recompute": recompute, "recompute_detail": detail}).recompute == expected
 
 
 def test_attention_of_context_ranks() -> None:

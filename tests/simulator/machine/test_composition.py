@@ -47,7 +47,7 @@ def rms_norm(x: Any, weight: Any) -> Any:
 
 
 def rotary(x: Any, cosines: Any, sines: Any) -> Any:
-    first, second = x.chunk(2, -1)
+    first, second = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
     return x * cosines + torch.cat((-second, first), -1) * sines
 
 

@@ -302,7 +302,7 @@ def test_what_is_no_recomputation_says_so(document: Any, message: str) -> None:
         (SomeOperators(("upp/2",)), "met upp/2; nearest: up"),
         (
             SomeOperators(("activation/2",)),
-            "half of an operator is computed again of products: qkv, projection, up, down",
+            "half of a result is computed again (/2) of products: qkv, projection, up, down",
         ),
         (FirstLayers(Recompute.FULL, 5), "a stage has at most 4 layers to recompute, met 5; nearest: 4"),
     ],

@@ -104,6 +104,8 @@ def test_half_of_a_product_is_kept_and_half_made_again() -> None:
     assert (whole.kept_bytes, whole.remade_bytes) == (X, WIDE)
     assert (half.kept_bytes, half.remade_bytes) == (X + WIDE // 2, WIDE // 2)
     assert half.backward == whole.backward
+    # as the activation runs in forward, all of wide is there
+    assert half.forward == whole.forward == of(gated(), MEGATRON).forward
 
 
 def test_a_norm_composed_of_operators_keeps_a_wide_input_and_the_scaled_one() -> None:

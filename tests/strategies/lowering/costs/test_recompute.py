@@ -224,6 +224,9 @@ def test_what_leads_to_what_backward_reads_is_read_again() -> None:
         (UP, X + WIDE + WIDE, 0),  # a product, of which another one keeps the result
         (DOWN, X + WIDE + WIDE, 0),
         (BOTH, X, WIDE + WIDE),  # wide is read inside alone
+        (SomeOperators(("hand_on",)), X + WIDE + WIDE + X, 0),  # what it reads
+        (SomeOperators(("down/2", "hand_on")), X + WIDE + WIDE + X // 2, 0),
+        (SomeOperators(("down", "hand_on")), X + WIDE + WIDE, 0),
         (Recompute.FULL, X, WIDE + WIDE),
     ],
 )

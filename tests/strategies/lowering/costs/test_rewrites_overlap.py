@@ -155,6 +155,18 @@ def test_recomputed_products_hide_what_they_gather_again() -> None:
     assert to_ticks(first) - to_ticks(second) == 2 * LAYERS * (6 + 2 + 2) * 10_000
 
 
+def test_half_of_a_product_that_runs_again_is_not_cut() -> None:
+    # beside collectives of 10 ticks, in each of 2 microbatches half of up saves half of its time
+    small = machine(10)
+    layouts = [replace(LAYOUT, recompute=SomeOperators(names)) for names in (("up/2",), ("up",))]
+    for overlaps in (False, True):
+        half, whole = (
+            to_ticks(step_time(lower(small, complete(small, replace(layout, overlap_tensor=overlaps)))))
+            for layout in layouts
+        )
+        assert whole - half == pytest.approx(2 * LAYERS * UP // 2, abs=100)
+
+
 def test_the_output_layer_and_the_embedding_overlap_nothing() -> None:
     small = machine(10_000)
     plain, beside = (complete(small, replace(LAYOUT, overlap_tensor=on)) for on in (False, True))
