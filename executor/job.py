@@ -94,9 +94,8 @@ def _build_spec(*, experts: dict[str, Any] | None, **sizes: Any) -> Transformer:
     return Transformer(experts=Experts(**experts) if experts else None, **sizes)
 
 
-def _build_training(
-    *, composed: Sequence[str] = (), composes_norms: bool = False, **fields: Any
-) -> Training:  # earlier jobs say ``composes_norms``
+def _build_training(*, composed: Sequence[str] = (), composes_norms: bool = False, **fields: Any) -> Training:
+    # Earlier jobs say of norms alone whether they are composed.
     return Training(composed=tuple(composed) or (RMS_NORM,) * composes_norms, **fields)
 
 

@@ -34,7 +34,9 @@ from meshwise.strategies.lowering.costs.segments import BlockSegments, Checkpoin
 from meshwise.strategies.plan.mesh import OPERATOR_AXES
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, SomeOperators
 
-HALF_PORTION = Portion(Share.CHUNK, 2)
+_HALF_PORTION = Portion(Share.CHUNK, 2)
+"""The kernels of half of a product."""
+
 _HEAVY_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
 """Kinds of operators whose results stay for operators that are not recomputed."""
 
@@ -102,7 +104,7 @@ def with_recompute(
             )
             continue
         if segment.label in names:
-            portion = HALF_PORTION if segment.label in halved_names else segment.portion
+            portion = _HALF_PORTION if segment.label in halved_names else segment.portion
             repeated_segments += [*pending, segment._replace(kind=TaskKind.RECOMPUTE, portion=portion)]
         pending = []
     # Operators given by name are checkpointed one by one, others as one region.
