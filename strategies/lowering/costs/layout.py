@@ -232,7 +232,7 @@ class BlockLayout:
 
     def _count_shards(self, axes: tuple[str, ...]) -> int:
         """Return the number of shards that some axes cut a dim into."""
-        return prod(self.mesh.size(axis) for axis in axes)
+        return prod(map(self.mesh.size, axes)) if axes else 1  # most dims are whole
 
 
 def defers(operator: Operator) -> bool:
