@@ -262,9 +262,6 @@ class Program:
         Links that flows share.
     traffic
         Bytes that each link carries in one step inside tasks whose transfers nothing can disturb.
-    slowdown
-        Factor by which computing takes longer on a rank class while one of its data communications moves bytes. Only
-        tasks of one piece and one rank class are slowed.
     steps
         The tasks of each step, for a program of several; ``None`` for one step.
     """
@@ -286,7 +283,6 @@ class Program:
     traffic: tuple[float, ...] = ()
     hosts: tuple[HostClass, ...] = ()
     background: tuple[Background, ...] = ()
-    slowdown: float = 1.0
     steps: Steps | None = None
 
     __repr__ = brief_repr("num_tasks", "rank_classes", "work", "hosts", "links", "steps")

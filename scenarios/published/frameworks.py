@@ -1,10 +1,9 @@
 """Defaults of a row's framework, for what the row does not state."""
 
 import re
-from dataclasses import replace
 
 from meshwise.scenarios.published.row import Row
-from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 
 _MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
 _BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
@@ -33,11 +32,6 @@ DEEPSPEED_LAUNCH = 100e-6
 """The same for Megatron-DeepSpeed, fitted to 8 of vTrain's 131 single-node runs, which the host bounds: the smallest
 multiple of 10 us whose largest error (18 %, as with 110 us) is within a point of the best. The 8 runs have a microbatch
 of 1: for every width and tensor degree one, drawn at random (``random.Random(0).choice`` of its sorted row ids)."""
-
-FOUNDRY_HOPPER = 1.25
-"""Sustained over burst time of matrix products in llm-foundry's runs of 2023 on H100s, whose libraries were not yet
-tuned for the H100: the best multiple of 0.05 on 5 of its 77 runs there, drawn at random (``random.Random(0).sample`` of
-the sorted row ids). Published kernels of later libraries give 1.17."""
 
 _KERNELS = (
     (r"triton|llm-?foundry|mosaic", "flash_triton"),
@@ -193,11 +187,3 @@ def launch_time(row: Row) -> float:
     seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
     return seconds
-
-
-def apply_software(row: Row, accelerator: Accelerator) -> Accelerator:
-    """Return an accelerator as fast as the software of a row makes it."""
-    if not (re.search(r"llm-?foundry", row.text("framework")) and accelerator.name.startswith("H100")):
-        return accelerator
-    row.assume(f"products take {FOUNDRY_HOPPER} times as long as in a burst (libraries of 2023 on the H100)")
-    return replace(accelerator, sustained=max(accelerator.sustained, FOUNDRY_HOPPER))

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwise.scenarios.files.errors import format_value
-from meshwise.scenarios.published.frameworks import apply_software, launch_time
+from meshwise.scenarios.published.frameworks import launch_time
 from meshwise.scenarios.published.row import GB, Row, Skip
 from meshwise.scenarios.published.words import FOUR_BITS
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
@@ -279,8 +279,7 @@ def build_machine(row: Row, devices: int) -> Cluster:
         base_cluster = _build_nodes(row, device, devices, preset_cluster.first_node.devices)
     ((node, count),) = base_cluster.nodes
     memory = row.optional_number("accel_mem_gb")
-    accelerator = _build_accelerator(row, node.accelerator, device, memory)
-    node = replace(node, accelerator=apply_software(row, accelerator))
+    node = replace(node, accelerator=_build_accelerator(row, node.accelerator, device, memory))
     if not device.preset.startswith("tpu"):
         node = _wire_node(row, device, node, count)
     node = replace(node, host=replace(node.host, launch=launch_time(row)))

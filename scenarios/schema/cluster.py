@@ -370,8 +370,8 @@ class ConditionsTable(Table):
     tenants: Annotated[list[TenantTable], Field(max_length=MAX_TENANTS)] = Field(default=[])
     overlap_slowdown: Annotated[float, Field(ge=1, le=2)] = Field(
         default=1.0,
-        description="How much longer computing takes while gradients are exchanged beneath it; "
-        "Galvatron measured 1.13 on its machine.",
+        description="Time of computing beneath a collective over its time alone; 1.19 on the catalogue's GPUs "
+        "(Lee et al. 2025, arXiv 2507.03114). Galvatron measured 1.13 on its machine.",
     )
     library: LibraryTable | None = Field(default=None, description="Default: nothing of the links is lost.")
 

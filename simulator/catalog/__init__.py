@@ -109,7 +109,7 @@ def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
         matmul=_build_matmul_model(figures.get("matmul", {})),
         attention=AttentionModel(**attention | {"launch": parse(attention.get("launch", "0 us"), Dimension.TIME)}),
-        sustained=figures.get("sustained", 1.0),
+        sustained=max(figures.get("sustained", 1.0), figures.get("training_sustained", 1.0)),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
         reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
@@ -165,7 +165,8 @@ def cluster(name: str, nodes: int = 1, devices_per_node: int | None = None) -> C
     )
     fabric = _build_fabric(figures.get("fabric", {"kind": "crossbar"}), nodes * devices)
     library, estimates = _build_library(figures.get("library", {})), describe_estimates(figures["accelerator"])
-    return Cluster(name, ((node, nodes),), fabric, library=library, estimated=estimates)
+    slowdown = read_record("accelerators", figures["accelerator"]).figures.get("overlap_slowdown", 1.0)
+    return Cluster(name, ((node, nodes),), fabric, overlap_slowdown=slowdown, library=library, estimated=estimates)
 
 
 def _build_host(figures: dict[str, Any]) -> Host:

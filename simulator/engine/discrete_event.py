@@ -1,19 +1,14 @@
 """The reference engine: discrete events on SimPy, one event for each task.
 
 A task's event is scheduled when the last task that it waits for ends. When its latency has passed, a communication over
-shared links hands its bytes to the max-min fair `Network`; if communication can slow computing, the `Overlap` does so.
-A `TenantFlow` is a flow of another job, which repeats beside the step.
+shared links hands its bytes to the max-min fair `Network`. A `TenantFlow` is a flow of another job, which repeats
+beside the step.
 
 Up to the instant at which the first two transfers meet on a link, events happen exactly when the longest path says. So
 a simulation may begin there, with all earlier tasks ended (`fast_forward`).
-
-Computing is slowed while a data communication of its rank class moves bytes. Work is counted in whole parts of a tick,
-so that times are exact: with a slowdown of ``p / q``, free computing does ``p`` parts a tick and slowed computing
-``q``.
 """
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -21,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
 from meshwise.simulator.deadline import check_deadline
@@ -31,7 +25,7 @@ from meshwise.simulator.engine.flows import Bundle
 from meshwise.simulator.engine.longest_path import Walk, walk_graph
 from meshwise.simulator.engine.network import Clock, Network
 from meshwise.simulator.engine.step_graph import StepGraph, compile_program, find_deadlock, start_times
-from meshwise.simulator.program import Background, IntArray, Program, TaskKind, expand_rows, pause_collection, ragged
+from meshwise.simulator.program import Background, IntArray, Program, expand_rows, pause_collection, ragged
 
 LAST_PRIORITY = EventPriority(NORMAL + 1)
 """Priority, in SimPy, of events after all others of one instant."""
@@ -193,116 +187,6 @@ def _find_meeting(graph: StepGraph, tasks: IntArray, due_ticks: IntArray, ends: 
 OnEnd = Callable[[int], None]
 
 
-class _Computing:
-    """A task that computes: the parts of its work that remain at ``start_tick``, and the number of its timings."""
-
-    __slots__ = ("on_end", "rank_class", "remaining_work", "start_tick", "task", "version")
-
-    def __init__(self, task: int, rank_class: int, remaining_work: int, on_end: OnEnd) -> None:
-        self.task, self.rank_class, self.remaining_work, self.on_end = task, rank_class, remaining_work, on_end
-        self.start_tick = self.version = 0
-
-
-class Overlap:
-    """Computing tasks, and data communications that slow them, on a clock.
-
-    Attributes
-    ----------
-    is_special
-        For every task, whether ``launch_task`` begins it.
-    latencies
-        For every task, the ticks before that.
-    """
-
-    def __init__(self, program: Program, graph: StepGraph, network: Network, clock: Clock) -> None:
-        self._graph, self._network, self._clock = graph, network, clock
-        self._full_rate, self._slow_rate = Fraction(program.slowdown).as_integer_ratio()
-        self._class_of, self._slowed_classes = _find_slowed_classes(program), _find_slowing_tasks(program)
-        self._durations = graph.durations.tolist()
-        self._num_moving = [0] * len(program.rank_classes)
-        self._running_tasks: list[dict[int, _Computing]] = [{} for _ in program.rank_classes]
-        is_involved = np.array(self._class_of, np.int64) >= 0
-        is_involved[list(self._slowed_classes)] = True
-        self.is_special: NDArray[np.bool_] = is_involved | (graph.flow >= 0)
-        self.latencies: IntArray = np.where(is_involved & (graph.flow < 0), 0, graph.latencies)
-
-    def launch_task(self, on_end: OnEnd, task: int) -> None:
-        """Begin the work of a task after its latency; ``on_end`` is called with the task when it has ended."""
-        if self._class_of[task] >= 0:
-            self._begin_compute(task, on_end)
-        elif task in self._slowed_classes:
-            self._count_move(self._slowed_classes[task], 1)
-            self._begin_move(task, partial(self._end_move, on_end))
-        else:
-            self._begin_move(task, on_end)
-
-    def _begin_move(self, task: int, on_end: OnEnd) -> None:
-        flow = int(self._graph.flow[task])
-        if flow >= 0:
-            self._network.start_flow(self._graph.bundles[flow], on_end, task)
-        else:
-            self._clock.call(self._durations[task], on_end, task)
-
-    def _end_move(self, on_end: OnEnd, task: int) -> None:
-        self._count_move(self._slowed_classes[task], -1)
-        on_end(task)
-
-    def _count_move(self, rank_classes: tuple[int, ...], change: int) -> None:
-        """Count a communication that begins or ends, and reschedule the computing of its rank classes."""
-        for rank_class in rank_classes:
-            old_rate = self._current_rate(rank_class)
-            self._num_moving[rank_class] += change
-            if self._current_rate(rank_class) != old_rate:
-                for item in self._running_tasks[rank_class].values():
-                    item.remaining_work -= old_rate * (self._clock.now - item.start_tick)
-                    self._schedule_end(item)
-
-    def _current_rate(self, rank_class: int) -> int:
-        return self._slow_rate if self._num_moving[rank_class] else self._full_rate
-
-    def _begin_compute(self, task: int, on_end: OnEnd) -> None:
-        rank_class = self._class_of[task]
-        item = _Computing(task, rank_class, self._durations[task] * self._full_rate, on_end)
-        self._running_tasks[rank_class][task] = item
-        self._schedule_end(item)
-
-    def _schedule_end(self, item: _Computing) -> None:
-        """Schedule the end of a task at the present rate."""
-        item.start_tick = self._clock.now
-        item.version += 1
-        ticks = max(-(-item.remaining_work // self._current_rate(item.rank_class)), 0)
-        self._clock.call(ticks, self._end_compute, (item, item.version))
-
-    def _end_compute(self, entry: tuple[_Computing, int]) -> None:
-        item, version = entry
-        if version == item.version:  # else its rate has changed since, and another call is under way
-            del self._running_tasks[item.rank_class][item.task]
-            item.on_end(item.task)
-
-
-def _find_slowed_classes(program: Program) -> list[int]:
-    """Return for every task that can be slowed its rank class; -1 for all others."""
-    can_slow = np.array([item.kind.computes and len(item.pieces) == 1 for item in program.work], dtype=bool)
-    class_of_stream = np.array([stream.rank_class for stream in program.streams], np.int64)
-    tasks = np.flatnonzero(can_slow[program.work_of] & (np.diff(program.stream_start) > 0))
-    place, index = expand_rows(program.stream_start, tasks)
-    classes = class_of_stream[program.stream_of[index]]
-    first_class = class_of_stream[program.stream_of[program.stream_start[tasks]]]
-    spans_classes = np.bincount(place, classes != first_class[place], len(tasks)) > 0
-    result = np.full(program.num_tasks, -1, np.int64)
-    result[tasks] = np.where(spans_classes, -1, first_class)
-    return result.tolist()
-
-
-def _find_slowing_tasks(program: Program) -> dict[int, tuple[int, ...]]:
-    """Return the rank classes of every data communication, by task."""
-    is_data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
-    return {
-        task: tuple(sorted({program.streams[stream].rank_class for stream in program.streams_of(task)}))
-        for task in np.flatnonzero(is_data[program.work_of]).tolist()
-    }
-
-
 class Launch(Protocol):
     """Function that begins the work of a task after its latency; ``on_end`` is called with the task at its end."""
 
@@ -325,8 +209,8 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
     path = walk_graph(graph)
     if len(path.ends) and path.ends.min() < 0:
         raise find_deadlock(program, graph, path.ends >= 0)
-    if program.slowdown > 1 or graph.tenants or every_event:
-        ends = run_graph(graph, program if program.slowdown > 1 else None)
+    if graph.tenants or every_event:
+        ends = run_graph(graph)
         return start_times(graph, ends), ends
     head = fast_forward(graph, path)
     if head is None:
@@ -340,30 +224,15 @@ def finish_times(program: Program, *, every_event: bool = False) -> tuple[IntArr
 
 
 @pause_collection()
-def run_graph(graph: StepGraph, slowed_program: Program | None = None, head: Head | None = None) -> IntArray:
+def run_graph(graph: StepGraph, head: Head | None = None) -> IntArray:
     """Return the end of every task in ticks, -1 for tasks that never start.
 
-    ``slowed_program`` is the program of the graph if its computing can be slowed; ``head`` is the state of the step at
-    which the simulation begins.
+    ``head`` is the state of the step at which the simulation begins.
     """
     environment = Environment(initial_time=head.time if head else 0)
     network = Network(graph.capacity, environment)
-    if slowed_program is None:
-        is_special, latencies, launch = graph.flow >= 0, graph.latencies, _build_launch(graph, network)
-    else:
-        overlap = Overlap(slowed_program, graph, network, environment)
-        is_special, latencies, launch = overlap.is_special, overlap.latencies, overlap.launch_task
-    latency_list = graph.latency_list if slowed_program is None else latencies.tolist()
     actions: list[OnEnd] = []
-    ends = _schedule_ready(
-        graph,
-        head or _build_empty_head(graph, latencies),
-        environment,
-        is_special.tolist(),
-        latency_list,
-        launch,
-        actions,
-    )
+    ends = _schedule_ready(graph, head or _build_first_head(graph), environment, _build_launch(graph, network), actions)
     is_running = build_running_check(ends, np.flatnonzero(np.diff(graph.successor_start) == 0).tolist())
     for bundle, background in graph.tenants:
         TenantFlow(bundle, background, network, environment, is_running)
@@ -383,25 +252,20 @@ def _build_launch(graph: StepGraph, network: Network) -> Launch:
     return launch
 
 
-def _build_empty_head(graph: StepGraph, latencies: IntArray) -> Head:
+def _build_first_head(graph: StepGraph) -> Head:
     """Return the state of a step before its first task."""
     roots = np.flatnonzero(graph.num_waits == 0)
-    return Head(0, np.full(graph.num_tasks, -1), graph.num_waits, roots, latencies[roots])
+    return Head(0, np.full(graph.num_tasks, -1), graph.num_waits, roots, graph.latencies[roots])
 
 
 def _schedule_ready(
-    graph: StepGraph,
-    head: Head,
-    environment: Environment,
-    is_special: list[bool],
-    latencies: list[int],
-    launch: Launch,
-    actions: list[OnEnd],
+    graph: StepGraph, head: Head, environment: Environment, launch: Launch, actions: list[OnEnd]
 ) -> list[int]:
     """Schedule the tasks that are ready, and return the list into which events write the end of every task.
 
     ``actions`` is filled with the function that each task's event calls.
     """
+    latencies, is_transfer = graph.latency_list, (graph.flow >= 0).tolist()
     successors = graph.successor_rows
     num_waits: list[int] = head.num_waits.tolist()
     ends: list[int] = head.ends.tolist()
@@ -419,7 +283,7 @@ def _schedule_ready(
                 heappush(queue, (now + latencies[successor], NORMAL, next(numbers), event))
 
     transfer = partial(launch, finish)
-    actions += [transfer if has_launch else finish for has_launch in is_special]
+    actions += [transfer if has_bytes else finish for has_bytes in is_transfer]
     for task, due_tick in zip(head.ready_tasks.tolist(), head.due_ticks.tolist(), strict=True):
         environment.call(due_tick - head.time, actions[task], task)
     return ends

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.program import IntArray, Program, TaskKind
+from meshwise.simulator.program import IntArray, Program
 
 SELF_LIMIT = -1
 """In the place of a link: its own limit holds a flow up."""
@@ -254,17 +254,9 @@ def find_watched_links(program: Program, table: BundleTable, tenants: Sequence[i
     return is_watched
 
 
-def find_shared_flows(program: Program, table: BundleTable, is_watched: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for every flow whether the engine has to simulate when its bytes move.
-
-    It has to for flows on watched links, and for data communications if they slow computing.
-    """
-    is_shared = np.bincount(table.bundle_of_row[is_watched[table.link]], minlength=len(table.solo_rate)) > 0
-    if program.slowdown > 1:
-        is_data = np.array([item.kind is TaskKind.DATA_COMMUNICATION for item in program.work], dtype=bool)
-        slowing_flows = program.flow_of[(program.flow_of >= 0) & is_data[program.work_of]]
-        is_shared[slowing_flows] = np.diff(table.start)[slowing_flows] > 0
-    return is_shared
+def find_shared_flows(table: BundleTable, is_watched: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return for every flow whether the engine has to simulate when its bytes move: it is on a watched link."""
+    return np.bincount(table.bundle_of_row[is_watched[table.link]], minlength=len(table.solo_rate)) > 0
 
 
 def find_narrow_rows(table: BundleTable, is_watched: NDArray[np.bool_], capacity: Sequence[float]) -> NDArray[np.bool_]:

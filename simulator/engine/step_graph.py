@@ -6,7 +6,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,14 +88,12 @@ def compile_program(program: Program) -> StepGraph:
     ------
     ValueError
         If a task names a stream twice, or a stream or task that does not exist; if a duration is negative, or all
-        together exceed 2**60 ticks; or if the slowdown is below 1.
+        together exceed 2**60 ticks.
     """
-    if not 1 <= program.slowdown < inf:
-        raise ValueError(f"slowdown is at least 1, met {program.slowdown}")
     table, count = _build_bundle_table(program), len(program.flows)
     disturbing_tenants = find_disturbing_tenants(program, table)
     is_watched = find_watched_links(program, table, disturbing_tenants)
-    is_shared = find_shared_flows(program, table, is_watched)[:count]
+    is_shared = find_shared_flows(table, is_watched)[:count]
     flow = np.where(np.append(is_shared, False)[program.flow_of], program.flow_of, -1)
     own_ticks, durations = _durations(program, table)
     capacity = tuple(link.bandwidth for link in program.links)

@@ -6,8 +6,8 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 
 NARROW_DTYPES = ("fp8",)
-"""Dtypes whose matrix products sustained power does not slow: no publisher times them both in a burst and under load,
-and they draw less power for the same rate."""
+"""Dtypes whose matrix products sustained power does not slow further than in the timings that they were fitted to: no
+publisher times them both in a burst and under load."""
 
 ACTIVATION = "activation"
 """Kind of elementwise operators that compute: of the memory bandwidth GELU reaches 0.74 and additions 0.89 on the A100,
@@ -52,9 +52,10 @@ class Accelerator:
     attention
         Rate of fused attention over that of the best matrix product.
     sustained
-        Time of matrix products in training over their time in a short burst, for which ``matmul`` holds: clocks sink
-        under sustained power. At least 1. Attention draws less power and is not slowed: two publishers of B200 timings
-        differ by 1.3 in products and by less than 0.04 in attention of the same shape.
+        Time of matrix products and attention in training over their time in a short burst, for which ``matmul`` and
+        ``attention`` hold: clocks sink under sustained power. At least 1. In a loop of its own attention draws less
+        power and is not slowed (two publishers of B200 timings differ by 1.3 in products and by less than 0.04 in
+        attention of the same shape); in a step it has the clock of the products around it.
     kernel_bandwidth
         Fraction of ``memory_bandwidth`` that a kind of operator reaches, as ``(("norm", 0.4), ...)``; other kinds
         reach ``kernel_bandwidth_default``. ``"norm_backward"`` is for the backward pass of norms, if that differs.

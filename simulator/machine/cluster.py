@@ -199,7 +199,7 @@ class Cluster:
     tenants
         Other jobs on the same network.
     overlap_slowdown
-        Factor by which computing takes longer while a collective of the data axis runs at the same time.
+        Time of computing beneath a collective over its time alone: collectives take processors and memory bandwidth.
     library
         Communication library of the machine.
     estimated

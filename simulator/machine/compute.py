@@ -35,6 +35,11 @@ UNALIGNED = 1.9
 trains 25 % faster with 50304 tokens than with 50257 (Karpathy 2023 on nanoGPT, A100): 1 + 0.25 / 0.27."""
 
 
+CLOCK_DELAY = 10e-3
+"""Seconds in which a device's clock follows the power that it draws: on the A100 and B200 clocks sink after about 10 ms
+of the same products (`meshwise.simulator.calibration.kernel_rows.BURST_SECONDS`)."""
+
+
 class Pass(StrEnum):
     """Direction of a pass through an operator."""
 
@@ -82,13 +87,25 @@ def matmul_time(
 
 
 def attention_time(
-    accelerator: Accelerator, dtype: str, shape: AttentionShape, direction: Pass, traffic: float = 0.0, kernel: str = ""
+    accelerator: Accelerator,
+    dtype: str,
+    shape: AttentionShape,
+    direction: Pass,
+    traffic: float = 0.0,
+    kernel: str = "",
+    *,
+    slowdown: float = 1.0,
 ) -> float:
-    """Return seconds of fused attention by ``kernel`` that moves ``traffic`` bytes, without launch."""
+    """Return seconds of fused attention by ``kernel`` that moves ``traffic`` bytes, without launch.
+
+    ``slowdown`` is the time of its arithmetic at the clock of the kernels before it over that in a loop of its own,
+    which has a faster clock: for `CLOCK_DELAY` the clock stays as it was.
+    """
     rate = accelerator.peak(dtype) * accelerator.matmul.fraction
     model, backward = accelerator.attention, direction is Pass.BACKWARD
     compute = attention_compute_time(model, rate, accelerator.matmul.units, shape, backward=backward)
     compute *= model.slowdown(kernel, backward=backward)
+    compute += min(compute * (slowdown - 1.0), CLOCK_DELAY * (1.0 - 1.0 / slowdown))
     return model.launch + max(compute, traffic / accelerator.bandwidth(OperatorKind.ATTENTION))
 
 
@@ -134,7 +151,10 @@ def operator_time(
     traffic = _traffic(block, operator, sizes, direction)
     if operator.kind is OperatorKind.ATTENTION:
         dtype, shape = block.tensor[operator.inputs[0]].dtype, _to_attention(block, operator, sizes)
-        return accelerator.launch + attention_time(accelerator, dtype, shape, direction, traffic, operator.kernel)
+        seconds = attention_time(
+            accelerator, dtype, shape, direction, traffic, operator.kernel, slowdown=accelerator.sustained
+        )
+        return accelerator.launch + seconds
     bandwidth = accelerator.bandwidth(streaming_kind(operator), backward=direction is Pass.BACKWARD)
     return streaming_time(traffic, bandwidth, accelerator.launch)
 

@@ -27,9 +27,10 @@ from meshwise.strategies.lowering.tasks.data_parallel import (
     Bucket,
     bucket_limit,
     build_buckets,
+    choose_reduction,
     fill_buckets,
-    overlaps_gradients,
     reduces_in_buckets,
+    reduction_bytes,
     with_whole_units,
 )
 from meshwise.strategies.lowering.tasks.fully_sharded import (
@@ -49,11 +50,8 @@ from meshwise.strategies.lowering.tasks.variants import (
     WEIGHTS,
     kind_of,
 )
-from meshwise.strategies.lowering.timing import TimedSegment, chain_ticks, copy_ticks
-from meshwise.strategies.plan.mesh import (
-    OPERATOR_AXES,
-    TENSOR,
-)
+from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks, copy_ticks
+from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, TENSOR
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
@@ -141,8 +139,9 @@ class _PassItem(NamedTuple):
         return f"{self.block}: {self.segment.label}" if self.block is not None else self.segment.label
 
 
-_BlockEntry = tuple[str, BlockCost, BlockChanges, int]
-"""A block of a stage by name, its cost, its changes besides activations, and the ticks of copying its gradients."""
+_BlockEntry = tuple[str, BlockCost, BlockChanges, int, int]
+"""A block of a stage by name, its cost, its changes besides activations, and the ticks of copying its gradients and of
+what data ranks slow it by."""
 
 
 class StagePass(NamedTuple):
@@ -164,6 +163,8 @@ class StagePass(NamedTuple):
         What the blocks, in the order of the pass, take and give back besides activations.
     copy_durations
         Ticks in which gradients are copied after each block.
+    slowed_durations
+        Ticks by which each block takes longer because data ranks communicate beneath it.
     """
 
     stage: int
@@ -174,13 +175,15 @@ class StagePass(NamedTuple):
     first_segments: tuple[TimedSegment, ...] = ()
     changes: tuple[BlockChanges, ...] = ()
     copy_durations: tuple[int, ...] = ()
+    slowed_durations: tuple[int, ...] = ()
 
 
 def cut_pass(stage_pass: StagePass, cut: Cut) -> tuple[Part, ...]:
     """Return one pass of a stage in parts, in order."""
-    index, kind, names, cost, launch, first_segments, block_changes, copy_durations = stage_pass
+    index, kind, names, cost, launch, first_segments, block_changes, *durations = stage_pass
     direction = 1 if kind is ActionKind.FORWARD else -1
-    block_extras = block_changes or (NO_CHANGES,) * len(names), copy_durations or (0,) * len(names)
+    no_ticks = (0,) * len(names)
+    block_extras = block_changes or (NO_CHANGES,) * len(names), *(ticks or no_ticks for ticks in durations)
     blocks = list(zip(names[::direction], cost.blocks[::direction], *block_extras, strict=True))
     if launch or cut.after_every or cut.collectives:
         return tuple(
@@ -193,7 +196,7 @@ def cut_pass(stage_pass: StagePass, cut: Cut) -> tuple[Part, ...]:
     pass_parts: list[Part] = []
     for place, row in enumerate(rows):
         leading = () if place else first_segments
-        if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy in row):
+        if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy, _ in row):
             pass_parts += (
                 _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, leading), cut)
             )
@@ -207,7 +210,8 @@ def _build_whole_part(
 ) -> Part:
     """Return a part of whole blocks, whose segments are looked at only when its pieces are needed."""
     passes = [cost.passes.select(kind) for _, cost, *_ in blocks]
-    ticks = chain_ticks(first_segments) + sum(block_pass.ticks for block_pass in passes)
+    slowed_ticks = sum(slowed for *_, slowed in blocks)
+    ticks = chain_ticks(first_segments) + sum(block_pass.ticks for block_pass in passes) + slowed_ticks
     work = Work(
         _TASK_KINDS[kind], index, ticks, Deferred(lambda: _build_pieces(_list_items(blocks, kind, first_segments)))
     )
@@ -234,10 +238,13 @@ cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
 
 
 def _list_block_items(
-    name: str, cost: BlockCost, block_changes: BlockChanges, copy_duration: int, kind: ActionKind
+    name: str, cost: BlockCost, block_changes: BlockChanges, copy_duration: int, slowed_ticks: int, kind: ActionKind
 ) -> Iterator[_PassItem]:
     """Yield the segments of a block, with what each takes and gives back."""
     memory, segments = cost.memory, cost.passes.select(kind).segments
+    if slowed_ticks:
+        slowed_segment = Segment(_TASK_KINDS[kind], "slowed by communication", num_launches=0)
+        segments = (*segments, TimedSegment(slowed_segment, slowed_ticks))
     acquired_bytes, released_bytes = memory.changes(kind)
     working_bytes, loss_bytes, unmade_bytes = (
         memory.working_bytes(kind),
@@ -389,7 +396,6 @@ class Cuts:
     def __init__(self, costs: StageCosts, plan: Plan, machine: Machine, granularity: Granularity) -> None:
         self.costs, self.plan, self.machine, self.granularity = costs, plan, machine, granularity
         self.cluster, self.training = costs.problem.cluster, costs.problem.training
-        self.overlaps_gradients = overlaps_gradients(self.cluster, plan)
         self.in_buckets = reduces_in_buckets(self.cluster, plan) or plan.offloads_parameters
         begins_gradients = allocates_gradients(self.training, plan)
         self.sharing = find_sharing(self.cluster, self.training, plan, begins_gradients=begins_gradients)
@@ -437,32 +443,15 @@ class Cuts:
 
     def find_cut(self, stage: int, variant: int) -> Cut:
         """Return where the passes of a stage are cut."""
-        plan, base_variant, shared_states = self.plan, variant % JOINED_OFFSET, self.sharing
-        is_last, is_backward = base_variant in (LAST_BACKWARD, LAST_WEIGHTS), base_variant != FORWARD_PASS
-        reduces_often = plan.chunks > 1 or plan.splits_backward or shared_states.gradients
-        offloads = self.plan_costs.stages[stage].offloads_activations
-        in_turns = (
-            plan.overlaps_passes and shared_states.gradients
-        )  # either pass computes beneath what the other reduces
-        may_overlap = (
-            is_last
-            or (is_backward and reduces_often)
-            or shared_states.parameters
-            or offloads
-            or plan.asynchronous
-            or in_turns
-        )
-        # Computing slows down beneath a collective of the data axis, collectives inside a pass do not.
-        cuts_every = self.cluster.overlap_slowdown > 1 and (self.overlaps_gradients or in_turns) and may_overlap
+        base_variant, shared_states = variant % JOINED_OFFSET, self.sharing
+        is_last = base_variant in (LAST_BACKWARD, LAST_WEIGHTS)
         end_blocks: frozenset[str] = frozenset()
-        if shared_states.parameters or offloads:
-            end_blocks = frozenset(plan.stages[stage].blocks)
+        if shared_states.parameters or self.plan_costs.stages[stage].offloads_activations:
+            end_blocks = frozenset(self.plan.stages[stage].blocks)
         elif self.in_buckets and (is_last or (shared_states.gradients and kind_of(base_variant) in MAKES_GRADIENTS)):
             end_blocks = frozenset(bucket.last_block for bucket in self.buckets(stage))
         is_separate = self.pass_modes[self.positions[stage]] is PassMode.SEPARATE
-        return Cut(
-            cuts_every or self.granularity is Granularity.OPERATOR, is_separate, end_blocks, shared_states.parameters
-        )
+        return Cut(self.granularity is Granularity.OPERATOR, is_separate, end_blocks, shared_states.parameters)
 
     @memoise
     def buckets(self, stage: int) -> tuple[Bucket, ...]:
@@ -483,10 +472,45 @@ class Cuts:
         clock, names = self.costs.clock(rank), self.plan.stages[stage].blocks
         first_segments = clock.time_segments(self.list_first_segments(stage, variant, rank))
         copy_durations = tuple(copy_ticks(rank.accelerator, change.copied_bytes) for change in block_changes)
-        stage_pass = StagePass(
-            stage, kind_of(variant), names, cost, rank.launch, first_segments, block_changes, copy_durations
-        )
-        return cut_known_pass(stage_pass, cut)
+        slowed_durations = self._list_slowed_ticks(stage, variant, cost, clock)
+        passes = stage, kind_of(variant), names, cost, rank.launch, first_segments
+        return cut_known_pass(StagePass(*passes, block_changes, copy_durations, slowed_durations), cut)
+
+    def _list_slowed_ticks(self, stage: int, variant: int, cost: StageCost, clock: RankClock) -> tuple[int, ...]:
+        """Return by how much each block of a pass, in its order, is slowed by what data ranks move beneath it.
+
+        A block is slowed by the gather of the next unit, and by the reduction of the bucket that the previous block
+        filled, where every microbatch has these. A reduction of once a step is too short to count.
+        """
+        shared_states, kind, names = self.sharing, kind_of(variant), self.plan.stages[stage].blocks
+        if clock.rank.slowdown == 1 or not shared_states.num_ahead or self.plan.shards == 1:
+            return ()
+        direction = 1 if kind is ActionKind.FORWARD else -1
+        collective_ticks = [0] * len(names)
+        if shared_states.parameters and not (shared_states.reshard and kind is ActionKind.WEIGHT):
+            units = zip(shared_states.list_gathered(variant, len(names)), cost.blocks[::direction], strict=True)
+            for unit, (is_gathered, block) in enumerate(units):
+                if unit and is_gathered:
+                    dense_elements = block.parameters - block.expert_parameters
+                    for group, elements in ((DATA, dense_elements), (EXPERT_DATA, block.expert_parameters)):
+                        size = float(elements * self.training.parameter_bytes)
+                        collective_ticks[unit - 1] += self._count_ticks(group, stage, Collective.ALL_GATHER, size)
+        if shared_states.gradients and kind in MAKES_GRADIENTS:
+            reduction, size = choose_reduction(self.plan), reduction_bytes(self.training, self.plan)
+            for bucket in self.buckets(stage):
+                next_block = len(names) - names.index(bucket.last_block)
+                if next_block < len(names):
+                    ticks = self._count_ticks(bucket.kind, stage, reduction, float(bucket.parameters * size))
+                    collective_ticks[next_block] += ticks
+        pass_ticks = (block.passes.select(kind).ticks for block in cost.blocks[::direction])
+        return tuple(map(clock.count_slowed_ticks, pass_ticks, collective_ticks))
+
+    def _count_ticks(self, kind: str, stage: int, collective: Collective, size: float) -> int:
+        """Return the least ticks of a collective of data ranks at the position of a stage; 0 without bytes or ranks."""
+        if not size or kind not in self.machine.table.tables:
+            return 0
+        groups = self.machine.list_distinct_groups(kind, collective)[self.positions[stage]]
+        return self.machine.least_ticks(kind, groups, collective, size)
 
     def _list_first_gradients(self, stage: int) -> tuple[int, ...]:
         """Return the elements of every block, in the order of backward, whose gradients a first backward allocates."""

@@ -165,7 +165,6 @@ class _StepLowering(NamedTuple):
             traffic=count_traffic(cuts, plan),
             hosts=list_hosts(machine) if plan.offload else (),
             background=flows,
-            slowdown=cuts.cluster.overlap_slowdown,
             steps=list_steps(tasks, columns.frame, plan.depth) if plan.asynchronous else None,
         )
 

@@ -71,9 +71,30 @@ class RankClock:
         self.rank, self.accelerator = rank, rank.accelerator
 
     def time_segments(self, segments: Iterable[Segment]) -> tuple[TimedSegment, ...]:
-        """Return segments with their ticks, without optional ones that take none."""
-        timed_segments = (TimedSegment(segment, self.count_ticks(segment)) for segment in segments)
-        return tuple(entry for entry in timed_segments if entry.ticks or not entry.segment.is_optional)
+        """Return segments with their ticks, without optional ones that take none.
+
+        What computes beneath a collective is slowed by it.
+        """
+        result, collective_ticks = [], 0
+        for segment in segments:
+            ticks = self.count_ticks(segment)
+            if segment.overlaps_next:
+                collective_ticks = max(collective_ticks, ticks)
+            elif collective_ticks:
+                ticks += self.count_slowed_ticks(ticks, collective_ticks)
+                collective_ticks = 0
+            if ticks or not segment.is_optional:
+                result.append(TimedSegment(segment, ticks))
+        return tuple(result)
+
+    def count_slowed_ticks(self, compute_ticks: int, collective_ticks: int) -> int:
+        """Return the ticks by which a collective lengthens the computing that runs beside it from its start on.
+
+        With a slowdown of s, a collective of c ticks lengthens p ticks of computing by (s - 1) / s of c, or by s - 1 of
+        p where the collective takes longer than all of it.
+        """
+        slowdown = self.rank.slowdown
+        return round((slowdown - 1) * min(compute_ticks, collective_ticks / slowdown))
 
     def count_ticks(self, segment: Segment) -> int:
         """Return the ticks of a segment."""

@@ -1,7 +1,6 @@
 """Random programs: several rank classes and streams, rendezvous, shared links, any order of tasks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -90,19 +89,19 @@ _ROWS = st.lists(
 
 
 @st.composite
-def programs(draw: st.DrawFn, flows: bool = False, slowdown: float = 1.0) -> Program:
+def programs(draw: st.DrawFn, flows: bool = False) -> Program:
     """Return a program that can finish; tasks are not in topological order, streams are kept."""
     classes, kinds = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     rows = [_row(codes) for codes in draw(_ROWS)]
     tasks = in_other_order([_task(row, index, classes * kinds, flows) for index, row in enumerate(rows)], rows)
-    return program(tasks, classes, kinds, slowdown)
+    return program(tasks, classes, kinds)
 
 
-def program(tasks: Sequence[Task], classes: int = 1, kinds: int = 1, slowdown: float = 1.0) -> Program:
+def program(tasks: Sequence[Task], classes: int = 1, kinds: int = 1) -> Program:
     """Return the program of tasks on ``classes`` rank classes with ``kinds`` streams each."""
     streams = [Stream(index, kind) for index in range(classes) for kind in STREAMS[:kinds]]
     members = [RankClass(f"stage {index}", (index,), (2 * index, 2 * index + 1)) for index in range(classes)]
-    return replace(program_of(members, streams, tasks, links=LINKS), slowdown=slowdown)
+    return program_of(members, streams, tasks, links=LINKS)
 
 
 def _task(row: Row, index: int, num_streams: int, flows: bool) -> Task:

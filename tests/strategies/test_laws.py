@@ -76,7 +76,7 @@ def bound_below_longest_path_below_discrete_event(it: Lowered) -> None:
 
 
 def discrete_event_is_the_longest_path_without_sharing(it: Lowered) -> None:
-    alone = replace(it.chains, flow_of=np.full(it.chains.num_tasks, -1), background=(), slowdown=1.0)
+    alone = replace(it.chains, flow_of=np.full(it.chains.num_tasks, -1), background=())
     events = discrete_event.finish_times(alone, every_event=True)
     for ours, theirs in zip(events, longest_path.finish_times(alone), strict=True):
         assert ours.tolist() == theirs.tolist()

@@ -114,13 +114,15 @@ class RankProfile:
     """What the costs of a rank depend on: its device, its host's launch time in seconds, and its groups inside passes.
 
     ``groups`` are by mesh axis, and ``batch`` is the number of sequences of its microbatches, 0 where all ranks have
-    those of the plan. Compared and hashed by identity: ranks of equal costs share one.
+    those of the plan. ``slowdown`` is the time of computing beneath a collective over its time alone. Compared and
+    hashed by identity: ranks of equal costs share one.
     """
 
     accelerator: Accelerator
     launch: float
     groups: Mapping[str, Communicator]
     batch: int = 0
+    slowdown: float = 1.0
 
 
 class RankRegistry:
@@ -161,9 +163,8 @@ class Machine:
         batch = int(table.placed.sequences[table.representatives[rank_class]])
         key = (table.device_kinds[rank_class], tuple(costs for _, costs in pass_groups.values()), launch, batch)
         groups = {kind: group for kind, (group, _) in pass_groups.items()}
-        return self._registry.find_profile(
-            key, RankProfile(table.cluster.accelerator_of(device), launch, groups, batch)
-        )
+        accelerator, slowdown = table.cluster.accelerator_of(device), table.cluster.overlap_slowdown
+        return self._registry.find_profile(key, RankProfile(accelerator, launch, groups, batch, slowdown))
 
     def batch(self, kind: str, group: int) -> int:
         """Return the sequences of a microbatch on the ranks of a group class; 0 where all ranks have as many."""

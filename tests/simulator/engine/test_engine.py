@@ -148,7 +148,7 @@ def test_more_bandwidth_is_never_slower_without_sharing(step: Program, index: in
 
 
 @THOROUGH
-@given(programs(flows=True, slowdown=1.25), st.randoms(use_true_random=False))
+@given(programs(flows=True), st.randoms(use_true_random=False))
 def test_names_of_rank_classes_and_streams_do_not_matter(step: Program, random: object) -> None:
     streams, classes = np.arange(len(step.streams)), np.arange(len(step.rank_classes))
     random.shuffle(streams)  # type: ignore[attr-defined]

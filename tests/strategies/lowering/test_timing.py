@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.models.layers import linear
@@ -13,9 +14,18 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
-from meshwise.strategies.lowering.costs.segments import Checkpoints, Kernels, Portion, Segment, Share, Streaming
+from meshwise.strategies.lowering.costs.segments import (
+    Checkpoints,
+    Kernels,
+    Portion,
+    Segment,
+    Share,
+    Streaming,
+    build_communication,
+)
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks, copy_ticks, time_kernels
+from meshwise.strategies.plan.mesh import CONTEXT
 
 SLOW = Accelerator("slow", (("fp32", 1024.0),), 1e9, 1e30, launch=0.0, sharded_launch=0.25)
 """A device that takes a second for 1024 FLOP, and reads memory in no time."""
@@ -45,6 +55,51 @@ def test_a_chain_waits_for_what_runs_beside_it() -> None:
 
     assert chain_ticks([compute(2), shift(5), compute(3), shift(1), compute(4)]) == 11
     assert chain_ticks([]) == 0
+
+
+def slowed_clock(slowdown: float) -> RankClock:
+    return RankClock(RankProfile(SLOW, 0.0, {}, slowdown=slowdown))
+
+
+@pytest.mark.parametrize(
+    ("compute_ticks", "collective_ticks", "extra_ticks"),
+    [
+        (100, 50, 10),  # 50 ticks at 4 / 5 of the rate do 40, and 60 more follow: 110
+        (100, 1000, 25),  # all at 4 / 5 of the rate: 125
+        (100, 125, 25),  # both ends meet
+        (100, 0, 0),
+    ],
+)
+def test_computing_is_slowed_while_the_collective_beside_it_runs(
+    compute_ticks: int, collective_ticks: int, extra_ticks: int
+) -> None:
+    assert slowed_clock(1.25).count_slowed_ticks(compute_ticks, collective_ticks) == extra_ticks
+    assert slowed_clock(1.0).count_slowed_ticks(compute_ticks, collective_ticks) == 0
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.floats(1, 2))
+def test_overlap_that_costs_ends_between_overlap_that_does_not_and_no_overlap(
+    compute_ticks: int, collective_ticks: int, slowdown: float
+) -> None:
+    extra_ticks = slowed_clock(slowdown).count_slowed_ticks(compute_ticks, collective_ticks)
+    ideal_ticks = max(compute_ticks, collective_ticks)
+    assert ideal_ticks <= max(compute_ticks + extra_ticks, collective_ticks) <= compute_ticks + collective_ticks
+
+
+def test_only_what_computes_beside_a_collective_of_its_pass_is_slowed() -> None:
+    # a product of one second, 2 of them beside collectives of 0.5 s: 1 + 2 * (0.25 / 1.25 * 0.5) + 2 = 3.2 s
+    class Shifts:
+        def ticks(self, collective: Collective, size: float) -> int:
+            return to_ticks(size)
+
+    rank = RankProfile(SLOW, 0.0, {CONTEXT: Shifts()}, slowdown=1.25)  # type: ignore[dict-item]
+    product = Segment(TaskKind.FORWARD, "up", kernels(Pass.FORWARD))
+    shift = build_communication(CONTEXT, Collective.SHIFT, 0.5, "keys", overlaps_next=True)
+    timed_segments = RankClock(rank).time_segments([product, shift, product, shift, product])
+    assert chain_ticks(timed_segments) == pytest.approx(to_ticks(3.2), abs=2)
+    assert timed_segments[0].ticks == to_ticks(1.0)
+    alone = build_communication(CONTEXT, Collective.SHIFT, 0.5, "keys")
+    assert chain_ticks(RankClock(rank).time_segments([alone, product])) == to_ticks(1.5)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64), st.sampled_from(Share))
