@@ -29,6 +29,8 @@ def find_half_width(widths: Mapping[str, float], category: str) -> float:
 FIGURES = "prediction_intervals.json"
 FIRST_THAT_FITS = "of what is not stated the first that fits"
 """How an assumption ends that chooses a part of the plan."""
+NOT_UNDERSTOOD = "is not understood"
+"""What an assumption says of a word of a published run that no vocabulary has."""
 
 Interval = tuple[float, float]
 
@@ -42,10 +44,14 @@ class Category(StrEnum):
     """The same, and recompute or microbatch is the first that fits, for the row states none."""
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
+    UNREAD = "words not understood"
+    """The run states something in words that are not known, so that it may not be the run that is simulated."""
 
 
 def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
+    if any(NOT_UNDERSTOOD in line for line in assumptions):
+        return Category.UNREAD
     if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
 
+from meshwise.scenarios.intervals import NOT_UNDERSTOOD
 from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
@@ -338,9 +339,7 @@ _FAMILIES = (
     ("image", re.compile(r"resnet")),
     ("dlrm", re.compile(r"dlrm|recommend")),
     ("diffusion", re.compile(r"unet|u-net|stable[- ]diffusion")),
-)
-_UNSUPPORTED = re.compile(
-    r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn"
+    ("other", re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn")),
 )
 
 
@@ -348,17 +347,29 @@ def build_model(row: Row) -> Model:
     """Return the model of a row; raise `Skip` where neither its sizes nor its name determine one."""
     words = row.text("arch", "model")
     known = find_model(row.text("model"))
-    family = next((name for name, pattern in _FAMILIES if pattern.search(words)), "decoder")
+    family = _find_family(row)
     if family in ENCODERS:
         return build_encoder(row, family, known)
-    if family != "decoder":
+    if family in ("image", "dlrm", "diffusion"):
         if known is None:
             raise Skip(f"arch is of a {family} model, whose sizes a row cannot state, and model names none known")
         row.assume(f"the sizes of {known.name}, which the row names")
         return known
-    if known is None and _UNSUPPORTED.search(words) and not row.states("n_heads"):
-        raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
+    if family == "other" and known is None:
+        if not (row.optional_count("n_layers") and row.optional_count("hidden")):
+            raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
+        row.assume(f"a decoder transformer of its sizes: how a layer of {words[:40]!r} works {NOT_UNDERSTOOD}")
     return _build_decoder(row, words, known if isinstance(known, Transformer) else None)
+
+
+def _find_family(row: Row) -> str:
+    """Return the family that ``arch`` says; where it says none or just a decoder, the one of the model's name."""
+    row.note_words("arch")
+    word = row.reading("arch").word
+    if word not in ("", "decoder"):
+        return word
+    name = row.text("model")
+    return next((family for family, pattern in _FAMILIES if pattern.search(name)), word)
 
 
 def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
@@ -369,7 +380,7 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
     kind = _ffn_kind(row, base)
     experts = build_experts(row, known, hidden, layers)
     latent = build_latent(row, words, known, experts is not None)
-    flash = _is_flash(row, words)
+    attention = _choose_attention(row, words)
     head = _head_dim(row, hidden, heads, known) if latent is None else None
     return replace(
         base,
@@ -381,8 +392,8 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
         vocab=pad_vocabulary(row, _read_size(row, "vocab", known, MAX_WIDTH) or family_vocab(row, words)),
         ffn_kind=kind,
         tied_embeddings=_ties_embeddings(row, base, known),
-        attention=attention_kernel(row) if flash else "unfused",
-        dropout=not flash,
+        attention=attention,
+        dropout=attention == "unfused",
         positions="rotary" if latent else base.positions,
         kv_channels=head,
         qk_norm=base.qk_norm and latent is None,
@@ -394,8 +405,8 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
 
 def _guess_decoder(row: Row, words: str) -> Transformer:
     """Return a decoder with a family's kind of layer; all sizes are 1, for the caller to replace."""
-    kind = row.text("ffn_type")
-    is_gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
+    kind = row.read_word("ffn_type")
+    is_gated = kind in ("swiglu", "geglu") if kind else bool(_GATED.search(words))
     if not row.states("arch"):
         row.assume(f"a decoder transformer like {'Llama' if is_gated else 'GPT'} (arch not stated)")
     if is_gated:
@@ -489,13 +500,7 @@ def _head_dim(row: Row, hidden: int, heads: int, known: Transformer | None) -> i
 
 
 def _ffn_kind(row: Row, base: Transformer) -> str:
-    words = row.text("ffn_type")
-    if not words:
-        row.assume(f"ffn_type {base.ffn_kind} (not stated)")
-        return base.ffn_kind
-    if re.search("geglu|gelu.*gated|gated.*gelu", words):
-        return "geglu"
-    return "swiglu" if re.search("glu|gated|silu|swish", words) else "gelu"
+    return row.read_word("ffn_type", base.ffn_kind)
 
 
 def _ffn_width(row: Row, hidden: int, kind: str, experts: Experts | None) -> int:
@@ -515,19 +520,31 @@ def _ties_embeddings(row: Row, base: Transformer, known: Transformer | None) -> 
     return tied
 
 
-_FUSED = re.compile(r"flash|sdpa|cudnn|fused|efficient|xformers|splash|transformer ?engine|\bte\b|fa[23]|triton")
-_UNFUSED = re.compile(r"unfused|eager|math|naive|core|local|softmax|standard|vanilla|baddbmm|dot[_ ]product")
 _BEFORE_FLASH = re.compile(r"megatron|deepspeed|colossal|fairseq|alpa|gshard")
+_KERNELS = {"flash_1": "flash_1", "flash_2": "flash_2", "flash_3": "flash", "flash_triton": "flash_triton"}
+"""Fused attention kernels of the simulator by the words that name one; the framework says which "flash" is."""
 
 
-def _is_flash(row: Row, words: str) -> bool:
-    kernel = row.text("attention_kernel")
-    if _UNFUSED.search(kernel) and "dot-product flash" not in kernel and not re.search("flash|cudnn", kernel):
-        return False
-    if _FUSED.search(kernel):
-        return True
-    is_early = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
-    is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
+def _choose_attention(row: Row, words: str) -> str:
+    """Return the attention kernel of a row, "unfused" where the scores are written to memory."""
+    word = row.read_word("attention_kernel")
+    if word in _KERNELS:
+        kernel = _KERNELS[word]
+        if kernel != "flash":
+            row.assume(f"attention by {kernel} (from {row.text('attention_kernel')[:40]})")
+        return kernel
+    if word == "unfused":
+        return word
+    return attention_kernel(row) if word == "flash" or _has_flash(row, words) else "unfused"
+
+
+_EARLY = ("v100", "p100", "a100", "t4", "titan v", "titan rtx", "rtx 2080", "ascend 910")
+
+
+def _has_flash(row: Row, words: str) -> bool:
+    """Return whether a run that states no attention kernel had a fused one, and note that as an assumption."""
+    is_early = row.reading("accelerator").word in _EARLY
+    is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework"))
     flash = not (is_early and is_gpt)
     unfused = "unfused attention and dropout, as Megatron-LM without flash had"
     row.assume(f"{'flash attention, no dropout' if flash else unfused} (not stated)")

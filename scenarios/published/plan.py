@@ -17,14 +17,9 @@ from meshwise.scenarios.published.frameworks import (
     overlaps_tensor,
     zero_stage,
 )
+from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.scenarios.published.words import (
-    keeps_every_second_product,
-    read_attention,
-    read_offload,
-    read_recompute,
-    read_schedule,
-)
+from meshwise.scenarios.published.words import read_attention, read_offload, read_schedule
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.scenarios.schema.plan import MAX_BATCH
 from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
@@ -37,7 +32,7 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import HALF, FirstLayers, Recomputation, Recompute, SomeOperators
-from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.schedules.schedule import SCHEDULES, build_schedule, is_text
 
 
 class Degrees(NamedTuple):
@@ -177,9 +172,8 @@ def count_sequence_parts(row: Row) -> int:
 def count_shards(row: Row, degrees: Degrees, zero: int) -> int:
     """Return over how many neighbouring data ranks ZeRO shards the states: 0 for all data ranks."""
     stated_shards = row.optional_count("fsdp_shards", MAX_DEVICES)
-    words = row.text("plan_note", "schedule", "framework")
-    if stated_shards is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
-        stated_shards = min(row.count("devices_per_node") or 8, degrees.data)
+    if stated_shards is None and zero and row.says("hybrid_shards", "plan_note", "schedule", "framework"):
+        stated_shards = min(row.optional_count("devices_per_node") or 8, degrees.data)
         row.assume(f"fsdp_shards {stated_shards} (hybrid sharding, number not stated: one node)")
     if stated_shards is None or not zero:
         return 0
@@ -283,6 +277,8 @@ def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
     Where the stages do not divide the layers, Megatron-LM can count the embedding and the loss as one layer each
     (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split).
     """
+    if (sizes := _read_stage_sizes(row, layers, stages)) is not None:
+        return sizes
     if layers % stages == 0:
         return "even"
     stage_layers, remainder = divmod(layers + 2, stages)
@@ -290,6 +286,27 @@ def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
         return "balanced"
     row.assume("embedding and loss each take the place of a layer in their stage (layers a stage not stated)")
     return (stage_layers - 1, *(stage_layers,) * (stages - 2), stage_layers - 1)
+
+
+_END_STAGES = re.compile(r"decoder-(first|last)-pipeline-num-layers=(\d{1,4})")
+"""Megatron-LM's layers of the first and of the last pipeline rank, in ``plan_note``."""
+
+
+def _read_stage_sizes(row: Row, layers: int, stages: int) -> tuple[int, ...] | None:
+    """Return the layers of every stage that ``plan_note`` states by Megatron-LM's arguments; None where it does not."""
+    ends = {name: int(count) for name, count in _END_STAGES.findall(row.text("plan_note"))}
+    for name, word in (("first", "stage_embedding"), ("last", "stage_loss")):
+        if name not in ends and row.says(word, "plan_note") and (layers + 2) % stages == 0:
+            ends[name] = (layers + 2) // stages - 1
+    middle_stages, middle_layers = stages - len(ends), layers - sum(ends.values())
+    if not ends or middle_stages < 1 or middle_layers < middle_stages or 0 in ends.values():
+        return None
+    share, remainder = divmod(middle_layers, middle_stages)
+    if remainder:
+        return None
+    first, last = ([ends[name]] if name in ends else [] for name in ("first", "last"))
+    row.assume(f"from plan_note: {', '.join(f'{count} layers in the {name} stage' for name, count in ends.items())}")
+    return (*first, *(share,) * middle_stages, *last)
 
 
 def _uses_scatter_gather(row: Row, degrees: Degrees) -> bool:
@@ -320,6 +337,8 @@ def find_nearest(row: Row, problem: Problem, layout: Layout) -> Layout:
 
 
 def _describe_difference(before: Layout, after: Layout) -> str:
+    if is_text(after.schedule) and not is_text(before.schedule):
+        return "1f1b as Megatron-LM runs it with fewer microbatches than stages"
     names = (name for name in Layout.__dataclass_fields__ if getattr(before, name) != getattr(after, name))
     return ", ".join(f"{name} {str(getattr(after, name)) or 'nothing'}" for name in names)
 
@@ -347,6 +366,8 @@ def _repair_layout(problem: Problem, layout: Layout, field: str) -> Layout | Non
 def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
     """Return a layout whose stages all have layers, or one with the next simpler schedule; None without one."""
     num_stages, layers = layout.pipeline * layout.chunks, num_layers(problem.graph)
+    if layout.schedule == "1f1b" and (order := _write_one_forward_one_backward(problem, layout)):
+        return replace(layout, schedule=order)
     if layout.stages == "even" and layers % num_stages and num_stages <= layers:
         return replace(layout, stages="balanced")
     if num_stages > layers >= layout.pipeline * 2:
@@ -356,8 +377,27 @@ def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
         return None
     min_chunks, max_chunks = SCHEDULES[simpler_schedule].chunks
     chunks = max(min_chunks, min(layout.chunks, max_chunks or layout.chunks))
-    stages = "balanced" if layers % (layout.pipeline * chunks) else "even"
+    stages: str | tuple[int, ...] = "balanced" if layers % (layout.pipeline * chunks) else "even"
+    if chunks == layout.chunks:
+        stages = layout.stages
     return replace(layout, schedule=simpler_schedule, chunks=chunks, stages=stages)
+
+
+MAX_WRITTEN_ACTIONS = 20_000
+"""Most actions of a written schedule."""
+
+
+def _write_one_forward_one_backward(problem: Problem, layout: Layout) -> str | None:
+    """Return the order of 1F1B with fewer microbatches than ranks; None where there are as many, or too many actions.
+
+    torch refuses it and Megatron-LM runs it, with ``min(p - rank - 1, m)`` forwards to warm up
+    (``schedules.py``, ``forward_backward_pipelining_without_interleaving``).
+    """
+    num_microbatches = problem.training.global_batch // layout.sequences
+    too_many = 2 * layout.pipeline * num_microbatches > MAX_WRITTEN_ACTIONS
+    if layout.chunks > 1 or not 0 < num_microbatches < layout.pipeline or too_many:
+        return None
+    return str(build_schedule("1f1b", layout.pipeline, num_microbatches))
 
 
 def _shorten_recompute(layout: Layout) -> Layout | None:
