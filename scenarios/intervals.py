@@ -31,6 +31,8 @@ FIRST_THAT_FITS = "of what is not stated the first that fits"
 """How an assumption ends that chooses a part of the plan."""
 NOT_UNDERSTOOD = "is not understood"
 """What an assumption says of a word of a published run that no vocabulary has."""
+GUESSED = "a guess, for no field tells"
+"""How an assumption ends that takes what is common for a figure that a step depends on."""
 
 Interval = tuple[float, float]
 
@@ -45,12 +47,12 @@ class Category(StrEnum):
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
     UNREAD = "words not understood"
-    """The run states something in words that are not known, so that it may not be the run that is simulated."""
+    """The run may not be the one that is simulated: words are not known, or a figure is guessed."""
 
 
 def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
-    if any(NOT_UNDERSTOOD in line for line in assumptions):
+    if any(mark in line for line in assumptions for mark in (NOT_UNDERSTOOD, GUESSED)):
         return Category.UNREAD
     if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED

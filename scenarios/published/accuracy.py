@@ -21,9 +21,9 @@ from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
+from meshwise.scenarios.published.estimates import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.published.row import GIB
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
-from meshwise.scenarios.published.scenario import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
@@ -75,15 +75,18 @@ def _relative_error(predicted: float | None, measured: float | None) -> float | 
     return (predicted - measured) / measured if predicted and measured else None
 
 
-def load_runs(path: str | Path) -> tuple[Run, ...]:
-    """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder."""
+def load_runs(path: str | Path, *, strict: bool = False) -> tuple[Run, ...]:
+    """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder.
+
+    ``strict`` makes words of rows that are not understood faults.
+    """
     place = Path(path)
     if place.is_dir():
         files = sorted(place.rglob("*.yaml"))
         if not files:
             raise ValueError(f"{place}: a folder of scenarios holds .yaml files, met none")
         return tuple(_load_scenario_run(file) for file in files)
-    return (_load_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place)
+    return (_load_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place, strict=strict)
 
 
 def _load_scenario_run(file: Path) -> Run:

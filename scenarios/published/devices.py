@@ -197,7 +197,9 @@ def _guess_device(row: Row, memory: float) -> Device:
     if peak is None:
         row.assume(f"accelerator as that of {preset}, the nearest by memory: its name {NOT_UNDERSTOOD}")
         return Device(preset)
-    row.assume(f"accelerator {name}: as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used")
+    row.assume(
+        f"accelerator {name}: as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used"
+    )
     return Device(preset, name, peak, memory)
 
 

@@ -20,7 +20,6 @@ from meshwise.simulator.machine.cluster import Cluster, Node
 from meshwise.simulator.machine.topology import Link, Switch, Torus
 from meshwise.strategies.plan.mesh import divisors
 
-
 _GENERATIONS = {
     "xdr": 800.0,
     "ndr": 400.0,

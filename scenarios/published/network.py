@@ -63,14 +63,14 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
         row.assume(f"what the row does not state as in {known.name}, which it names")
     layers = row.count("n_layers", MAX_LAYERS) or (base.layers if base else 1)
     hidden = row.count("hidden", MAX_WIDTH) or (base.hidden if base else 1)
-    heads = row.count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
-    ffn = row.count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
+    heads = row.optional_count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
+    ffn = row.optional_count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
     if family == "vit":
         return _build_vision(row, base, layers, hidden, heads, ffn)
     default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
     vocab = pad_vocabulary(row, row.count_or_default("vocab", default, maximum=MAX_WIDTH))
     if family == "bert":
-        positions = max(512, row.require_count("seq_len", 10**8))
+        positions = max(512, row.optional_count("seq_len", 10**8) or 0)
         return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
     row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
     width = row.optional_count("head_dim", MAX_WIDTH) or (
@@ -82,7 +82,7 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
 def _build_vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, ffn: int) -> VisionTransformer:
     match = re.search(r"/(\d\d?)\b", row.text("model"))
     patch = int(match[1]) if match else base.patch if isinstance(base, VisionTransformer) else 16
-    tokens = row.count("seq_len") or 0
+    tokens = row.optional_count("seq_len") or 0
     side = round(tokens**0.5)
     image = patch * side if side > 1 and abs(side * side - tokens) <= 1 else 224
     row.assume(f"images of {image} pixels in patches of {patch}")
@@ -96,17 +96,21 @@ _LATENT_SIZES = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_di
 
 def build_experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
     """Return the mixture of experts of a row, or None for a dense model."""
-    count = row.count("moe_experts", MAX_EXPERTS)
+    count = row.optional_count("moe_experts", MAX_EXPERTS)
     base = known.experts if known else None
     if count in (None, 1) and base is None:
         return None
     base = base if base is not None and count in (None, base.count) else None
     if count is None and base is not None:
         row.assume(f"{base.count} experts, {base.top_k} a token (not stated; of the model named)")
-    top_k = row.count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
+    top_k = row.optional_count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
     if not row.states("moe_topk"):
         row.assume(f"moe_topk {top_k} (not stated)")
-    ffn = row.count("moe_ffn_hidden", MAX_WIDTH) or (base.ffn if base else None) or row.count("ffn_hidden", MAX_WIDTH)
+    ffn = (
+        row.optional_count("moe_ffn_hidden", MAX_WIDTH)
+        or (base.ffn if base else None)
+        or row.optional_count("ffn_hidden", MAX_WIDTH)
+    )
     if not row.states("moe_ffn_hidden"):
         ffn = ffn or 4 * hidden
         row.assume(f"moe_ffn_hidden {ffn} (not stated)")
@@ -339,7 +343,10 @@ _FAMILIES = (
     ("image", re.compile(r"resnet")),
     ("dlrm", re.compile(r"dlrm|recommend")),
     ("diffusion", re.compile(r"unet|u-net|stable[- ]diffusion")),
-    ("other", re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn")),
+    (
+        "other",
+        re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn"),
+    ),
 )
 
 
@@ -375,7 +382,7 @@ def _find_family(row: Row) -> str:
 def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
     base = known or _guess_decoder(row, words)
     layers, hidden = _read_outer_sizes(row, known)
-    heads = _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden)
+    heads = _fit_heads(row, _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden))
     kv_heads = _count_kv_heads(row, heads, known)
     kind = _ffn_kind(row, base)
     experts = build_experts(row, known, hidden, layers)
@@ -423,7 +430,8 @@ _ATTRIBUTES = {"n_layers": "layers", "hidden": "hidden", "n_heads": "heads", "ff
 
 def _read_size(row: Row, field: str, known: Transformer | None, max_size: int) -> int | None:
     """Return a size that the row states, or else that of the known model; None without either."""
-    value = row.count(field, max_size)
+    is_needed = field in ("n_layers", "hidden") and known is None and not row.states("n_params")
+    value = row.count(field, max_size) if is_needed else row.optional_count(field, max_size)
     if value is not None or known is None:
         return value
     known_size = int(getattr(known, _ATTRIBUTES[field]))
@@ -437,7 +445,7 @@ def _read_outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
     if layers is None and hidden is None:
         return _guess_sizes(row)
     if layers is None or hidden is None:
-        num_parameters = row.number("n_params") or _read_params(row)
+        num_parameters = row.optional_number("n_params") or _read_params(row)
         if num_parameters is None:
             missing = "n_layers" if layers is None else "hidden"
             raise Skip(f"{missing} is not stated, and model names none that is known")
@@ -458,7 +466,7 @@ def _guess_sizes(row: Row) -> tuple[int, int]:
 
     In Brown et al. 2020, table 2.1, hidden / layers is 64 to 128.
     """
-    params = row.number("n_params") or _read_params(row)
+    params = row.optional_number("n_params") or _read_params(row)
     if params is None or params > 1e14:
         raise Skip("n_layers and hidden are not stated, and model names none that is known")
     layers = max(2, round((params / (12 * 128**2)) ** (1 / 3)))
@@ -474,9 +482,19 @@ def _count_heads(row: Row, hidden: int) -> int:
     return heads
 
 
+def _fit_heads(row: Row, heads: int) -> int:
+    """Return the least number of heads, from a stated one on, that tensor ranks can share."""
+    tensor = row.count("tp") or 1
+    if heads % tensor == 0:
+        return heads
+    shared_heads = -(-heads // tensor) * tensor
+    row.assume(f"n_heads {shared_heads}, for tp({tensor}) does not divide {heads}")
+    return shared_heads
+
+
 def _count_kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
     default = known.kv_heads if known and heads == known.heads else heads
-    kv_heads = row.count("n_kv_heads", MAX_HEADS) or default
+    kv_heads = row.optional_count("n_kv_heads", MAX_HEADS) or default
     if not row.states("n_kv_heads"):
         row.assume(f"n_kv_heads {kv_heads} (not stated)")
     tensor = row.count("tp") or 1

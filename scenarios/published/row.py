@@ -19,9 +19,10 @@ _NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown
 _HEAD = re.compile(r"[^(\[{,;]*")
 
 WORD_FIELDS = (
-    "schedule recompute recompute_detail precision optimizer attention_kernel ffn_type offload zero_stage norm_kernel "
-    "gradient_precision loss arch accelerator intra_node_link inter_node_link"
-).split()
+    "schedule", "recompute", "recompute_detail", "precision", "optimizer", "attention_kernel", "ffn_type", "offload",
+    "zero_stage", "norm_kernel", "gradient_precision", "loss", "arch", "accelerator", "intra_node_link",
+    "inter_node_link",
+)  # fmt: skip
 """Fields with a vocabulary of their own in ``vocabulary/aliases.json``."""
 FLAGS = ("sequence_parallel", "dp_overlap", "tp_overlap", "tied_embeddings", "compiled")
 """Fields that say yes or no."""
@@ -186,16 +187,9 @@ class Row:
                 return True
         return False
 
-    def require_count(self, name: str, maximum: int = MAX_COUNT) -> int:
-        """Return a count; raise `Skip` where it is not stated."""
-        value = self.count(name, maximum)
-        if value is None:
-            raise Skip(f"{name} is not stated")
-        return value
-
     def count_or_default(self, name: str, default: int, reason: str = "not stated", maximum: int = MAX_COUNT) -> int:
         """Return a count; where it is not stated, return ``default`` and note that as an assumption."""
-        value = self.count(name, maximum)
+        value = self.optional_count(name, maximum)
         if value is None:
             self.assume(f"{name} {default} ({reason})")
             return default

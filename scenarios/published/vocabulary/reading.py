@@ -25,9 +25,12 @@ NEAR = 0.8
 MIN_NEAR_LENGTH = 5
 """Fewest letters of a word that is compared so: ``fp8`` and ``fp6`` are two words, not one misspelt."""
 FILLERS = frozenset(
-    "a an the of and or with in on by to for from at is as it its not no stated each per only own our other "
-    "exact about approx ca via use used uses using".split()
-)
+    {
+        "a", "an", "the", "of", "and", "with", "or", "in", "on", "by", "to", "for", "from", "at", "is", "as", "it",
+        "its", "not", "no", "stated", "each", "per", "only", "own", "our", "other", "exact", "about", "approx", "via",
+        "use", "used", "uses", "using",
+    }
+)  # fmt: skip
 """Words without a meaning of their own."""
 _NEGATION = re.compile(r"(?<![a-z0-9])(?:no|not|non|without|w/o)\s$")
 _HEAD_END = re.compile(r"[(\[{,;]")

@@ -17,8 +17,8 @@ from meshwise.scenarios.published.accuracy import (
     summarize_errors,
     to_csv,
 )
+from meshwise.scenarios.published.estimates import estimate_step_time
 from meshwise.scenarios.published.runs import build_run, read_runs
-from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.lowering.lower import lower
