@@ -23,7 +23,7 @@ def test_any_values_in_a_row_are_a_scenario_or_a_reason(change: dict[str, object
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
-@pytest.mark.parametrize("field", ["n_layers", "global_batch", "tp"])
+@pytest.mark.parametrize("field", ["n_layers", "pp", "tp"])
 def test_a_figure_that_is_no_whole_number_is_skipped_with_its_reason(field: str, value: float) -> None:
     run = build_run(ROW | {field: value})
     assert run.scenario is None and run.skipped.startswith(f"{field} is a")
