@@ -21,7 +21,13 @@ from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.published.estimates import estimate_step_time, fits, peak_memory_of
+from meshwise.scenarios.published.estimates import (
+    estimate_step_time,
+    fits,
+    peak_memory_of,
+    share_costs,
+    shorten_plan,
+)
 from meshwise.scenarios.published.row import GIB
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
 from meshwise.scenarios.scenario import Scenario
@@ -29,6 +35,8 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 from meshwise.simulator.program import pause_collection
 from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
@@ -119,8 +127,7 @@ def predict(run: Run) -> Prediction:
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
     """Return the prediction for every run, in order; ``progress`` gets the number done and the number of all runs."""
     result: dict[int, Prediction] = {}
-    # runs of one problem in a row find its costs in the cache
-    grouped_indices = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
+    grouped_indices = _group_by_problem(runs)
     with pause_collection():
         for num_done, index in enumerate(grouped_indices, start=1):
             result[index] = predict(runs[index])
@@ -129,6 +136,22 @@ def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None
             if progress is not None:
                 progress(num_done, len(runs))
     return tuple(result[index] for index in range(len(runs)))
+
+
+def _group_by_problem(runs: Sequence[Run]) -> list[int]:
+    """Return the places of runs, equal problems and in them equal plans one after the other: they are in the caches."""
+    problems: dict[Problem, int] = {}
+    plans: dict[Plan, int] = {}
+
+    def rank(index: int) -> tuple[str, int, int]:
+        scenario = runs[index].scenario
+        if scenario is None:
+            return runs[index].source, -1, -1
+        problem, plan = share_costs(scenario.problem), shorten_plan(scenario.problem, scenario.choose_plan())
+        return runs[index].source, problems.setdefault(problem, index), plans.setdefault(plan, index)
+
+    ranks = [rank(index) for index in range(len(runs))]
+    return sorted(range(len(runs)), key=ranks.__getitem__)
 
 
 COLUMNS = (

@@ -15,7 +15,12 @@ MANY_PASSES = 400
 
 def costs_of(problem: Problem) -> SimulatedCost:
     """Return the cost model of a problem; all global batches share one, since plans state their microbatches."""
-    return _costs(replace(problem, training=replace(problem.training, global_batch=1)))
+    return _costs(share_costs(problem))
+
+
+def share_costs(problem: Problem) -> Problem:
+    """Return the problem whose costs a problem shares: the same with a global batch of 1."""
+    return replace(problem, training=replace(problem.training, global_batch=1))
 
 
 @lru_cache(maxsize=32)
@@ -41,15 +46,15 @@ def estimate_step_time(problem: Problem, plan: Plan) -> float:
 
 def peak_memory_of(problem: Problem, plan: Plan) -> float:
     """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
-    return costs_of(problem).peak_memory(_shorten_plan(problem, plan))
+    return costs_of(problem).peak_memory(shorten_plan(problem, plan))
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan fits in the memory of every device."""
-    return costs_of(problem).fits(_shorten_plan(problem, plan))
+    return costs_of(problem).fits(shorten_plan(problem, plan))
 
 
-def _shorten_plan(problem: Problem, plan: Plan) -> Plan:
+def shorten_plan(problem: Problem, plan: Plan) -> Plan:
     """Return a plan with few microbatches and the same peak memory; the plan itself where stages buffer every one."""
     num_microbatches = 2 * _count_microbatches(problem, plan)
     if plan.num_microbatches <= num_microbatches or (

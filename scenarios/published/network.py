@@ -51,6 +51,16 @@ def pad_vocabulary(row: Row, vocab: int) -> int:
     return padded_vocab
 
 
+def pad_to_ranks(row: Row, name: str, size: int) -> int:
+    """Return the least size, from a stated one on, that tensor ranks can share."""
+    tensor = row.count("tp") or 1
+    if size % tensor == 0:
+        return size
+    padded_size = -(-size // tensor) * tensor
+    row.assume(f"{name} {padded_size}, for tp({tensor}) does not divide {size}")
+    return padded_size
+
+
 ENCODERS = ("bert", "t5", "vit")
 
 
@@ -65,6 +75,7 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
     hidden = row.count("hidden", MAX_WIDTH) or (base.hidden if base else 1)
     heads = row.optional_count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
     ffn = row.optional_count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
+    heads, ffn = pad_to_ranks(row, "n_heads", heads), pad_to_ranks(row, "ffn_hidden", ffn)
     if family == "vit":
         return _build_vision(row, base, layers, hidden, heads, ffn)
     default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
@@ -106,19 +117,17 @@ def build_experts(row: Row, known: Transformer | None, hidden: int, layers: int)
     top_k = row.optional_count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
     if not row.states("moe_topk"):
         row.assume(f"moe_topk {top_k} (not stated)")
-    ffn = (
-        row.optional_count("moe_ffn_hidden", MAX_WIDTH)
-        or (base.ffn if base else None)
-        or row.optional_count("ffn_hidden", MAX_WIDTH)
-    )
-    if not row.states("moe_ffn_hidden"):
+    stated_ffn = row.optional_count("moe_ffn_hidden", MAX_WIDTH)
+    ffn = stated_ffn or (base.ffn if base else None) or row.optional_count("ffn_hidden", MAX_WIDTH)
+    if stated_ffn is None:
         ffn = ffn or 4 * hidden
         row.assume(f"moe_ffn_hidden {ffn} (not stated)")
+    ffn = pad_to_ranks(row, "moe_ffn_hidden", ffn or hidden)
     count = count or (base.count if base else 1)
     row.assume("tokens are spread evenly over experts (not stated)")
     dense = min(row.optional_count("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
-    shared = _count_shared_experts(row, base, ffn or hidden)
-    return Experts(count, min(top_k, count), ffn or hidden, shared, dense, base.score_bias if base else False)
+    shared = _count_shared_experts(row, base, ffn)
+    return Experts(count, min(top_k, count), ffn, shared, dense, base.score_bias if base else False)
 
 
 def _count_shared_experts(row: Row, base: Experts | None, ffn: int) -> int:
@@ -382,7 +391,7 @@ def _find_family(row: Row) -> str:
 def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
     base = known or _guess_decoder(row, words)
     layers, hidden = _read_outer_sizes(row, known)
-    heads = _fit_heads(row, _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden))
+    heads = pad_to_ranks(row, "n_heads", _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden))
     kv_heads = _count_kv_heads(row, heads, known)
     kind = _ffn_kind(row, base)
     experts = build_experts(row, known, hidden, layers)
@@ -395,7 +404,11 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else kv_heads,
-        ffn=_read_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn_width(row, hidden, kind, experts),
+        ffn=pad_to_ranks(
+            row,
+            "ffn_hidden",
+            _read_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn_width(row, hidden, kind, experts),
+        ),
         vocab=pad_vocabulary(row, _read_size(row, "vocab", known, MAX_WIDTH) or family_vocab(row, words)),
         ffn_kind=kind,
         tied_embeddings=_ties_embeddings(row, base, known),
@@ -480,16 +493,6 @@ def _count_heads(row: Row, hidden: int) -> int:
     heads = max(1, hidden // width)
     row.assume(f"n_heads {heads} (not stated; heads of {width})")
     return heads
-
-
-def _fit_heads(row: Row, heads: int) -> int:
-    """Return the least number of heads, from a stated one on, that tensor ranks can share."""
-    tensor = row.count("tp") or 1
-    if heads % tensor == 0:
-        return heads
-    shared_heads = -(-heads // tensor) * tensor
-    row.assume(f"n_heads {shared_heads}, for tp({tensor}) does not divide {heads}")
-    return shared_heads
 
 
 def _count_kv_heads(row: Row, heads: int, known: Transformer | None) -> int:

@@ -39,6 +39,7 @@ def draft_scenario(row: Row, place: str, *, ran: bool = True) -> Draft:
     batch = read_batch(row, degrees, length)
     degrees, batch = _share_sequences(row, degrees, batch)
     batch = _divide_batch(row, degrees, batch)
+    length = _pad_sequence(row, degrees, length)
     cluster = build_machine(row, degrees.devices)
     training = read_training(row, cluster.accelerator, batch.total, length)
     graph = build(model, length, training.dtype)
@@ -86,6 +87,15 @@ def _share_sequences(row: Row, degrees: Degrees, batch: Batch) -> tuple[Degrees,
         return degrees, batch
     row.assume(f"context parallel over {parts} ranks, for a rank has 1/{parts} of a sequence")
     return degrees._replace(data=degrees.data // parts, context=degrees.context * parts), batch._replace(micro=1)
+
+
+def _pad_sequence(row: Row, degrees: Degrees, length: int) -> int:
+    """Return the least length, from the stated one on, that context ranks can share."""
+    if length % degrees.context == 0:
+        return length
+    padded_length = -(-length // degrees.context) * degrees.context
+    row.assume(f"seq_len {padded_length}, for cp({degrees.context}) does not divide {length}")
+    return padded_length
 
 
 def _divide_batch(row: Row, degrees: Degrees, batch: Batch) -> Batch:

@@ -2,9 +2,9 @@
 
 A sweep is the runs of one source with one model on one accelerator, in one precision and for one task, all or none with
 fully sharded parameters: what is trained, in which numbers and by which engine has settings of its own, while degrees
-and batches are what a sweep varies. Its runs that did not lack memory prove what fits:
-the least ZeRO stage with which the states of all of them fit, then the least recomputation, then the largest
-microbatch with which all of them fit. Measured times have no part in it. A run that lacked memory takes the same choice.
+and batches are what a sweep varies. Its runs that did not lack memory prove what fits: the least ZeRO stage with which
+the states of all of them fit, then the least recomputation, then the largest microbatch with which all of them fit.
+Measured times have no part in it. A run that lacked memory takes the same choice.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ MAX_ZERO = 3
 
 
 class Openings(NamedTuple):
-    """What a run does not state: whether recomputation and the ZeRO stage are open, and the microbatches it may have."""
+    """What a run does not state: whether recomputation and the ZeRO stage are open, and which microbatches are."""
 
     recompute: bool
     zero: bool

@@ -1,7 +1,7 @@
 import pytest
 
-from meshwise.scenarios.published.machine import build_machine, nic_rate, pcie_generation
 from meshwise.scenarios.intervals import Category, find_category
+from meshwise.scenarios.published.machine import build_machine, nic_rate, pcie_generation
 from meshwise.scenarios.published.row import Row
 from meshwise.simulator.machine.topology import Switch
 
