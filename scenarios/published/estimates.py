@@ -46,12 +46,17 @@ def estimate_step_time(problem: Problem, plan: Plan) -> float:
 
 def peak_memory_of(problem: Problem, plan: Plan) -> float:
     """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
-    return costs_of(problem).peak_memory(shorten_plan(problem, plan))
+    return _find_memory(costs_of(problem), shorten_plan(problem, plan))[0]
 
 
 def fits(problem: Problem, plan: Plan) -> bool:
     """Return whether a plan fits in the memory of every device."""
-    return costs_of(problem).fits(shorten_plan(problem, plan))
+    return _find_memory(costs_of(problem), shorten_plan(problem, plan))[1]
+
+
+@lru_cache(maxsize=64)
+def _find_memory(costs: SimulatedCost, plan: Plan) -> tuple[float, bool]:
+    return costs.peak_memory(plan), costs.fits(plan)
 
 
 def shorten_plan(problem: Problem, plan: Plan) -> Plan:

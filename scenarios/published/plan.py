@@ -315,7 +315,7 @@ def _read_stage_sizes(row: Row, layers: int, stages: int) -> tuple[int, ...] | N
     share, remainder = divmod(middle_layers, middle_stages)
     if remainder:
         return None
-    first, last = ([ends[name]] if name in ends else [] for name in ("first", "last"))
+    first, last = (tuple(count for end, count in ends.items() if end == name) for name in ("first", "last"))
     row.assume(f"from plan_note: {', '.join(f'{count} layers in the {name} stage' for name, count in ends.items())}")
     return (*first, *(share,) * middle_stages, *last)
 
@@ -451,7 +451,7 @@ def find_recomputation(level: int, layout: Layout, graph: OperatorGraph) -> Reco
 def list_microbatches(layout: Layout, batch: Batch) -> tuple[int, ...]:
     """Return the microbatches that a row leaves open, in sequences and the largest first; one where it states it."""
     if batch.micro is not None:
-        return (layout.microbatch,)
+        return (batch.micro,)
     rank_batch = batch.total // layout.data
     if layout.pipeline > 1 or rank_batch < 2:
         return (1,)

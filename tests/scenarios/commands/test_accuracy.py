@@ -48,6 +48,5 @@ def test_words_that_are_not_understood_are_refused_where_asked(tmp_path, capsys)
     assert run(["accuracy", str(file)]) == 0
     assert run(["accuracy", str(file), "--strict"]) == 2
     column = file.read_text().index('"gpip"') + 1
-    assert (
-        f"{file}:1:{column}: schedule: 'gpip' is not understood; nearest known word: gpipe" in capsys.readouterr().err
-    )
+    message = f"{file}:1:{column}: schedule: 'gpip' is not understood; nearest known word: gpipe"
+    assert message in capsys.readouterr().err
