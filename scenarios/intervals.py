@@ -29,6 +29,10 @@ def find_half_width(widths: Mapping[str, float], category: str) -> float:
 FIGURES = "prediction_intervals.json"
 FIRST_THAT_FITS = "of what is not stated the first that fits"
 """How an assumption ends that chooses a part of the plan."""
+NOT_UNDERSTOOD = "is not understood"
+"""What an assumption says of a word of a published run that no vocabulary has."""
+GUESSED = "a guess, for no field tells"
+"""How an assumption ends that takes what is common for a figure that a step depends on."""
 
 Interval = tuple[float, float]
 
@@ -42,10 +46,14 @@ class Category(StrEnum):
     """The same, and recompute or microbatch is the first that fits, for the row states none."""
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
+    UNREAD = "words not understood"
+    """The run may not be the one that is simulated: words are not known, or a figure is guessed."""
 
 
 def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
+    if any(mark in line for line in assumptions for mark in (NOT_UNDERSTOOD, GUESSED)):
+        return Category.UNREAD
     if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED

@@ -27,6 +27,7 @@ def accuracy(
     out: Annotated[str | None, typer.Option(help="Write one line a run (.csv).")] = None,
     picture: Annotated[str | None, typer.Option(help="Draw predicted over measured (.png, .svg).")] = None,
     plots: Annotated[str | None, typer.Option(help="Folder for pictures by source, size and technique (.png).")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with words that are not understood.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
@@ -34,7 +35,8 @@ def accuracy(
     check_output(picture, (".png", ".svg"))
     place = make_folder(plots) if plots is not None else None
     ticker = Ticker()
-    predictions = predict_all(load_runs(path), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+    runs = load_runs(path, strict=strict)
+    predictions = predict_all(runs, lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
     ticker.clear()
     result = summarize(predictions)
     if out is not None:

@@ -21,14 +21,22 @@ from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
+from meshwise.scenarios.published.estimates import (
+    estimate_step_time,
+    fits,
+    peak_memory_of,
+    share_costs,
+    shorten_plan,
+)
 from meshwise.scenarios.published.row import GIB
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
-from meshwise.scenarios.published.scenario import estimate_step_time, fits, peak_memory_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
 from meshwise.simulator.program import pause_collection
 from meshwise.simulator.rank_correlation import kendall_tau
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 
 ROWS_BETWEEN_COLLECTIONS = 500
@@ -75,15 +83,18 @@ def _relative_error(predicted: float | None, measured: float | None) -> float | 
     return (predicted - measured) / measured if predicted and measured else None
 
 
-def load_runs(path: str | Path) -> tuple[Run, ...]:
-    """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder."""
+def load_runs(path: str | Path, *, strict: bool = False) -> tuple[Run, ...]:
+    """Return the runs in a file of rows, or the scenarios with ``measured`` in a file or folder.
+
+    ``strict`` makes words of rows that are not understood faults.
+    """
     place = Path(path)
     if place.is_dir():
         files = sorted(place.rglob("*.yaml"))
         if not files:
             raise ValueError(f"{place}: a folder of scenarios holds .yaml files, met none")
         return tuple(_load_scenario_run(file) for file in files)
-    return (_load_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place)
+    return (_load_scenario_run(place),) if place.suffix in (".yaml", ".yml") else read_runs(place, strict=strict)
 
 
 def _load_scenario_run(file: Path) -> Run:
@@ -116,8 +127,7 @@ def predict(run: Run) -> Prediction:
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
     """Return the prediction for every run, in order; ``progress`` gets the number done and the number of all runs."""
     result: dict[int, Prediction] = {}
-    # runs of one problem in a row find its costs in the cache
-    grouped_indices = sorted(range(len(runs)), key=lambda index: (runs[index].source, runs[index].group))
+    grouped_indices = _group_by_problem(runs)
     with pause_collection():
         for num_done, index in enumerate(grouped_indices, start=1):
             result[index] = predict(runs[index])
@@ -126,6 +136,22 @@ def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None
             if progress is not None:
                 progress(num_done, len(runs))
     return tuple(result[index] for index in range(len(runs)))
+
+
+def _group_by_problem(runs: Sequence[Run]) -> list[int]:
+    """Return the places of runs, equal problems and in them equal plans one after the other: they are in the caches."""
+    problems: dict[Problem, int] = {}
+    plans: dict[Plan, int] = {}
+
+    def rank(index: int) -> tuple[str, int, int]:
+        scenario = runs[index].scenario
+        if scenario is None:
+            return runs[index].source, -1, -1
+        problem, plan = share_costs(scenario.problem), shorten_plan(scenario.problem, scenario.choose_plan())
+        return runs[index].source, problems.setdefault(problem, index), plans.setdefault(plan, index)
+
+    ranks = [rank(index) for index in range(len(runs))]
+    return sorted(range(len(runs)), key=ranks.__getitem__)
 
 
 COLUMNS = (

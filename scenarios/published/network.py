@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
 
+from meshwise.scenarios.intervals import NOT_UNDERSTOOD
 from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
@@ -50,6 +51,16 @@ def pad_vocabulary(row: Row, vocab: int) -> int:
     return padded_vocab
 
 
+def pad_to_ranks(row: Row, name: str, size: int) -> int:
+    """Return the least size, from a stated one on, that tensor ranks can share."""
+    tensor = row.count("tp") or 1
+    if size % tensor == 0:
+        return size
+    padded_size = -(-size // tensor) * tensor
+    row.assume(f"{name} {padded_size}, for tp({tensor}) does not divide {size}")
+    return padded_size
+
+
 ENCODERS = ("bert", "t5", "vit")
 
 
@@ -62,14 +73,15 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
         row.assume(f"what the row does not state as in {known.name}, which it names")
     layers = row.count("n_layers", MAX_LAYERS) or (base.layers if base else 1)
     hidden = row.count("hidden", MAX_WIDTH) or (base.hidden if base else 1)
-    heads = row.count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
-    ffn = row.count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
+    heads = row.optional_count("n_heads", MAX_HEADS) or (base.heads if base else max(1, hidden // 64))
+    ffn = row.optional_count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
+    heads, ffn = pad_to_ranks(row, "n_heads", heads), pad_to_ranks(row, "ffn_hidden", ffn)
     if family == "vit":
         return _build_vision(row, base, layers, hidden, heads, ffn)
     default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
     vocab = pad_vocabulary(row, row.count_or_default("vocab", default, maximum=MAX_WIDTH))
     if family == "bert":
-        positions = max(512, row.require_count("seq_len", 10**8))
+        positions = max(512, row.optional_count("seq_len", 10**8) or 0)
         return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
     row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
     width = row.optional_count("head_dim", MAX_WIDTH) or (
@@ -81,7 +93,7 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
 def _build_vision(row: Row, base: Model | None, layers: int, hidden: int, heads: int, ffn: int) -> VisionTransformer:
     match = re.search(r"/(\d\d?)\b", row.text("model"))
     patch = int(match[1]) if match else base.patch if isinstance(base, VisionTransformer) else 16
-    tokens = row.count("seq_len") or 0
+    tokens = row.optional_count("seq_len") or 0
     side = round(tokens**0.5)
     image = patch * side if side > 1 and abs(side * side - tokens) <= 1 else 224
     row.assume(f"images of {image} pixels in patches of {patch}")
@@ -95,25 +107,27 @@ _LATENT_SIZES = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_di
 
 def build_experts(row: Row, known: Transformer | None, hidden: int, layers: int) -> Experts | None:
     """Return the mixture of experts of a row, or None for a dense model."""
-    count = row.count("moe_experts", MAX_EXPERTS)
+    count = row.optional_count("moe_experts", MAX_EXPERTS)
     base = known.experts if known else None
     if count in (None, 1) and base is None:
         return None
     base = base if base is not None and count in (None, base.count) else None
     if count is None and base is not None:
         row.assume(f"{base.count} experts, {base.top_k} a token (not stated; of the model named)")
-    top_k = row.count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
+    top_k = row.optional_count("moe_topk", MAX_EXPERTS) or (base.top_k if base else 2)
     if not row.states("moe_topk"):
         row.assume(f"moe_topk {top_k} (not stated)")
-    ffn = row.count("moe_ffn_hidden", MAX_WIDTH) or (base.ffn if base else None) or row.count("ffn_hidden", MAX_WIDTH)
-    if not row.states("moe_ffn_hidden"):
+    stated_ffn = row.optional_count("moe_ffn_hidden", MAX_WIDTH)
+    ffn = stated_ffn or (base.ffn if base else None) or row.optional_count("ffn_hidden", MAX_WIDTH)
+    if stated_ffn is None:
         ffn = ffn or 4 * hidden
         row.assume(f"moe_ffn_hidden {ffn} (not stated)")
+    ffn = pad_to_ranks(row, "moe_ffn_hidden", ffn or hidden)
     count = count or (base.count if base else 1)
     row.assume("tokens are spread evenly over experts (not stated)")
     dense = min(row.optional_count("n_dense_layers", MAX_LAYERS) or (base.dense_layers if base else 0), layers - 1)
-    shared = _count_shared_experts(row, base, ffn or hidden)
-    return Experts(count, min(top_k, count), ffn or hidden, shared, dense, base.score_bias if base else False)
+    shared = _count_shared_experts(row, base, ffn)
+    return Experts(count, min(top_k, count), ffn, shared, dense, base.score_bias if base else False)
 
 
 def _count_shared_experts(row: Row, base: Experts | None, ffn: int) -> int:
@@ -338,9 +352,10 @@ _FAMILIES = (
     ("image", re.compile(r"resnet")),
     ("dlrm", re.compile(r"dlrm|recommend")),
     ("diffusion", re.compile(r"unet|u-net|stable[- ]diffusion")),
-)
-_UNSUPPORTED = re.compile(
-    r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn"
+    (
+        "other",
+        re.compile(r"\bdit\b|diffusion|mamba|\bssm\b|state space|rwkv|whisper|speech|clip\b|multimodal|vlm|swin|cnn"),
+    ),
 )
 
 
@@ -348,28 +363,40 @@ def build_model(row: Row) -> Model:
     """Return the model of a row; raise `Skip` where neither its sizes nor its name determine one."""
     words = row.text("arch", "model")
     known = find_model(row.text("model"))
-    family = next((name for name, pattern in _FAMILIES if pattern.search(words)), "decoder")
+    family = _find_family(row)
     if family in ENCODERS:
         return build_encoder(row, family, known)
-    if family != "decoder":
+    if family in ("image", "dlrm", "diffusion"):
         if known is None:
             raise Skip(f"arch is of a {family} model, whose sizes a row cannot state, and model names none known")
         row.assume(f"the sizes of {known.name}, which the row names")
         return known
-    if known is None and _UNSUPPORTED.search(words) and not row.states("n_heads"):
-        raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
+    if family == "other" and known is None:
+        if not (row.optional_count("n_layers") and row.optional_count("hidden")):
+            raise Skip(f"arch {row.text('arch') or row.text('model')!r:.60} is not expressed by the simulator")
+        row.assume(f"a decoder transformer of its sizes: how a layer of {words[:40]!r} works {NOT_UNDERSTOOD}")
     return _build_decoder(row, words, known if isinstance(known, Transformer) else None)
+
+
+def _find_family(row: Row) -> str:
+    """Return the family that ``arch`` says; where it says none or just a decoder, the one of the model's name."""
+    row.note_words("arch")
+    word = row.reading("arch").word
+    if word not in ("", "decoder"):
+        return word
+    name = row.text("model")
+    return next((family for family, pattern in _FAMILIES if pattern.search(name)), word)
 
 
 def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transformer:
     base = known or _guess_decoder(row, words)
     layers, hidden = _read_outer_sizes(row, known)
-    heads = _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden)
+    heads = pad_to_ranks(row, "n_heads", _read_size(row, "n_heads", known, MAX_HEADS) or _count_heads(row, hidden))
     kv_heads = _count_kv_heads(row, heads, known)
     kind = _ffn_kind(row, base)
     experts = build_experts(row, known, hidden, layers)
     latent = build_latent(row, words, known, experts is not None)
-    flash = _is_flash(row, words)
+    attention = _choose_attention(row, words)
     head = _head_dim(row, hidden, heads, known) if latent is None else None
     return replace(
         base,
@@ -377,12 +404,16 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else kv_heads,
-        ffn=_read_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn_width(row, hidden, kind, experts),
+        ffn=pad_to_ranks(
+            row,
+            "ffn_hidden",
+            _read_size(row, "ffn_hidden", known, MAX_WIDTH) or _ffn_width(row, hidden, kind, experts),
+        ),
         vocab=pad_vocabulary(row, _read_size(row, "vocab", known, MAX_WIDTH) or family_vocab(row, words)),
         ffn_kind=kind,
         tied_embeddings=_ties_embeddings(row, base, known),
-        attention=attention_kernel(row) if flash else "unfused",
-        dropout=not flash,
+        attention=attention,
+        dropout=attention == "unfused",
         positions="rotary" if latent else base.positions,
         kv_channels=head,
         qk_norm=base.qk_norm and latent is None,
@@ -394,8 +425,8 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
 
 def _guess_decoder(row: Row, words: str) -> Transformer:
     """Return a decoder with a family's kind of layer; all sizes are 1, for the caller to replace."""
-    kind = row.text("ffn_type")
-    is_gated = bool(re.search(r"glu|gated|silu", kind)) if kind else bool(_GATED.search(words))
+    kind = row.read_word("ffn_type")
+    is_gated = kind in ("swiglu", "geglu") if kind else bool(_GATED.search(words))
     if not row.states("arch"):
         row.assume(f"a decoder transformer like {'Llama' if is_gated else 'GPT'} (arch not stated)")
     if is_gated:
@@ -412,7 +443,8 @@ _ATTRIBUTES = {"n_layers": "layers", "hidden": "hidden", "n_heads": "heads", "ff
 
 def _read_size(row: Row, field: str, known: Transformer | None, max_size: int) -> int | None:
     """Return a size that the row states, or else that of the known model; None without either."""
-    value = row.count(field, max_size)
+    is_needed = field in ("n_layers", "hidden") and known is None and not row.states("n_params")
+    value = row.count(field, max_size) if is_needed else row.optional_count(field, max_size)
     if value is not None or known is None:
         return value
     known_size = int(getattr(known, _ATTRIBUTES[field]))
@@ -426,7 +458,7 @@ def _read_outer_sizes(row: Row, known: Transformer | None) -> tuple[int, int]:
     if layers is None and hidden is None:
         return _guess_sizes(row)
     if layers is None or hidden is None:
-        num_parameters = row.number("n_params") or _read_params(row)
+        num_parameters = row.optional_number("n_params") or _read_params(row)
         if num_parameters is None:
             missing = "n_layers" if layers is None else "hidden"
             raise Skip(f"{missing} is not stated, and model names none that is known")
@@ -447,7 +479,7 @@ def _guess_sizes(row: Row) -> tuple[int, int]:
 
     In Brown et al. 2020, table 2.1, hidden / layers is 64 to 128.
     """
-    params = row.number("n_params") or _read_params(row)
+    params = row.optional_number("n_params") or _read_params(row)
     if params is None or params > 1e14:
         raise Skip("n_layers and hidden are not stated, and model names none that is known")
     layers = max(2, round((params / (12 * 128**2)) ** (1 / 3)))
@@ -465,7 +497,7 @@ def _count_heads(row: Row, hidden: int) -> int:
 
 def _count_kv_heads(row: Row, heads: int, known: Transformer | None) -> int:
     default = known.kv_heads if known and heads == known.heads else heads
-    kv_heads = row.count("n_kv_heads", MAX_HEADS) or default
+    kv_heads = row.optional_count("n_kv_heads", MAX_HEADS) or default
     if not row.states("n_kv_heads"):
         row.assume(f"n_kv_heads {kv_heads} (not stated)")
     tensor = row.count("tp") or 1
@@ -489,13 +521,7 @@ def _head_dim(row: Row, hidden: int, heads: int, known: Transformer | None) -> i
 
 
 def _ffn_kind(row: Row, base: Transformer) -> str:
-    words = row.text("ffn_type")
-    if not words:
-        row.assume(f"ffn_type {base.ffn_kind} (not stated)")
-        return base.ffn_kind
-    if re.search("geglu|gelu.*gated|gated.*gelu", words):
-        return "geglu"
-    return "swiglu" if re.search("glu|gated|silu|swish", words) else "gelu"
+    return row.read_word("ffn_type", base.ffn_kind)
 
 
 def _ffn_width(row: Row, hidden: int, kind: str, experts: Experts | None) -> int:
@@ -515,19 +541,31 @@ def _ties_embeddings(row: Row, base: Transformer, known: Transformer | None) -> 
     return tied
 
 
-_FUSED = re.compile(r"flash|sdpa|cudnn|fused|efficient|xformers|splash|transformer ?engine|\bte\b|fa[23]|triton")
-_UNFUSED = re.compile(r"unfused|eager|math|naive|core|local|softmax|standard|vanilla|baddbmm|dot[_ ]product")
 _BEFORE_FLASH = re.compile(r"megatron|deepspeed|colossal|fairseq|alpa|gshard")
+_KERNELS = {"flash_1": "flash_1", "flash_2": "flash_2", "flash_3": "flash", "flash_triton": "flash_triton"}
+"""Fused attention kernels of the simulator by the words that name one; the framework says which "flash" is."""
 
 
-def _is_flash(row: Row, words: str) -> bool:
-    kernel = row.text("attention_kernel")
-    if _UNFUSED.search(kernel) and "dot-product flash" not in kernel and not re.search("flash|cudnn", kernel):
-        return False
-    if _FUSED.search(kernel):
-        return True
-    is_early = re.search(r"v100|p100|a100|t4\b|titan|2080|ascend 910 ", row.text("accelerator") + " ")
-    is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework")) and not _GATED.search(kernel)
+def _choose_attention(row: Row, words: str) -> str:
+    """Return the attention kernel of a row, "unfused" where the scores are written to memory."""
+    word = row.read_word("attention_kernel")
+    if word in _KERNELS:
+        kernel = _KERNELS[word]
+        if kernel != "flash":
+            row.assume(f"attention by {kernel} (from {row.text('attention_kernel')[:40]})")
+        return kernel
+    if word == "unfused":
+        return word
+    return attention_kernel(row) if word == "flash" or _has_flash(row, words) else "unfused"
+
+
+_EARLY = ("v100", "p100", "a100", "t4", "titan v", "titan rtx", "rtx 2080", "ascend 910")
+
+
+def _has_flash(row: Row, words: str) -> bool:
+    """Return whether a run that states no attention kernel had a fused one, and note that as an assumption."""
+    is_early = row.reading("accelerator").word in _EARLY
+    is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework"))
     flash = not (is_early and is_gpt)
     unfused = "unfused attention and dropout, as Megatron-LM without flash had"
     row.assume(f"{'flash attention, no dropout' if flash else unfused} (not stated)")

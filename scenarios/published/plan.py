@@ -1,13 +1,13 @@
 """The plan of a row: from its stated fields, then its framework's defaults, changed to the nearest legal one."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
+from meshwise.scenarios.intervals import GUESSED
 from meshwise.scenarios.published.frameworks import (
     is_megatron,
     is_sequence_parallel,
@@ -17,14 +17,9 @@ from meshwise.scenarios.published.frameworks import (
     overlaps_tensor,
     zero_stage,
 )
+from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.scenarios.published.words import (
-    keeps_every_second_product,
-    read_attention,
-    read_offload,
-    read_recompute,
-    read_schedule,
-)
+from meshwise.scenarios.published.words import read_attention, read_offload, read_schedule
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.scenarios.schema.plan import MAX_BATCH
 from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
@@ -37,7 +32,7 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import HALF, FirstLayers, Recomputation, Recompute, SomeOperators
-from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.schedules.schedule import SCHEDULES, build_schedule, is_text
 
 
 class Degrees(NamedTuple):
@@ -70,7 +65,7 @@ def read_degrees(row: Row) -> Degrees:
         if degree is None:
             row.assume(f"{name} 1 (not stated)")
     tensor, pipeline, context = (degree or 1 for degree in axes.values())
-    devices = row.count("n_devices", MAX_DEVICES)
+    devices = (row.optional_count if row.states("dp") else row.count)("n_devices", MAX_DEVICES)
     data = row.optional_count("dp", MAX_DEVICES) if devices else row.count("dp", MAX_DEVICES)
     model_ranks = tensor * pipeline * context
     if devices is None:
@@ -85,23 +80,33 @@ def read_degrees(row: Row) -> Degrees:
     elif data * model_ranks != devices:
         row.assume(f"dp {devices // model_ranks}: the stated {data} * {model_ranks} are not n_devices({devices})")
     data = devices // model_ranks
-    return Degrees(data, tensor, pipeline, context, row.count("ep", MAX_DEVICES) or 1, _count_chunks(row, pipeline))
+    return Degrees(
+        data, tensor, pipeline, context, row.optional_count("ep", MAX_DEVICES) or 1, _count_chunks(row, pipeline)
+    )
 
 
 def _count_chunks(row: Row, pipeline: int) -> int:
-    chunks = row.count("vpp", 1000)
+    chunks = row.optional_count("vpp", 1000)
     if chunks is None and pipeline > 1:
         row.assume("vpp 1 (not stated)")
     return (chunks or 1) if pipeline > 1 else 1
 
 
+COMMON_LENGTH = 4096
+"""Tokens of a sequence where a row states nothing of them: those of most pretraining recipes of 2023 to 2025."""
+
+
 def read_sequence(row: Row, has_fixed_size: bool) -> int:
     """Return the tokens of a sequence; 1 where the model has samples of a fixed size and the row states none."""
-    length = row.count("seq_len", MAX_SEQUENCE)
+    length = row.optional_count("seq_len", MAX_SEQUENCE)
     if length is None and not has_fixed_size:
-        tokens, samples = row.number("tokens_per_s_per_device"), row.number("samples_per_s_per_device")
+        tokens, samples = (
+            row.optional_number("tokens_per_s_per_device"),
+            row.optional_number("samples_per_s_per_device"),
+        )
         if tokens is None or samples is None:
-            raise Skip("seq_len is not stated")
+            row.assume(f"seq_len {COMMON_LENGTH} ({GUESSED})")
+            return COMMON_LENGTH
         length = min(max(1, round(tokens / samples)), MAX_SEQUENCE)
         row.assume(f"seq_len {length} (not stated; tokens over samples a second)")
     return length or 1
@@ -109,9 +114,9 @@ def read_sequence(row: Row, has_fixed_size: bool) -> int:
 
 def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
     """Return the batch of a row, from whichever fields state it."""
-    accumulation_steps = row.count("grad_accum", MAX_BATCH)
-    total = None if "token" in row.text("global_batch") else row.count("global_batch", MAX_BATCH)
-    micro = row.number("micro_batch")
+    accumulation_steps = row.optional_count("grad_accum", MAX_BATCH)
+    total = None if "token" in row.text("global_batch") else row.optional_count("global_batch", MAX_BATCH)
+    micro = row.optional_number("micro_batch")
     if micro is not None and total is not None:
         micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
@@ -146,7 +151,7 @@ def _scale_to_rank(row: Row, degrees: Degrees, micro: float, accumulation_steps:
 def _count_sequences(
     row: Row, degrees: Degrees, length: int, micro: float | None, accumulation_steps: int | None
 ) -> int:
-    tokens = row.number("global_batch" if "token" in row.text("global_batch") else "global_batch_tokens")
+    tokens = row.optional_number("global_batch" if "token" in row.text("global_batch") else "global_batch_tokens")
     if tokens is not None:
         total = max(1, round(tokens / length))
     elif micro is not None:
@@ -158,17 +163,18 @@ def _count_sequences(
 
 
 def _infer_batch(row: Row, degrees: Degrees, length: int) -> int:
-    step, samples = row.number("step_time_s"), row.number("samples_per_s_per_device")
-    tokens = row.number("tokens_per_s_per_device")
+    step, samples = row.optional_number("step_time_s"), row.optional_number("samples_per_s_per_device")
+    tokens = row.optional_number("tokens_per_s_per_device")
     rate = samples or (tokens / length if tokens else None)
     if step is None or rate is None:
-        raise Skip("global_batch is not stated, and neither are micro_batch and grad_accum")
+        row.assume(f"one sequence a data rank and pipeline rank: global_batch is {GUESSED}")
+        return degrees.data * degrees.pipeline
     return max(1, round(step * rate * degrees.devices))
 
 
 def count_sequence_parts(row: Row) -> int:
     """Return how many ranks share one sequence: 1, or more where the microbatch is a fraction of a sequence."""
-    micro = row.number("micro_batch")
+    micro = row.optional_number("micro_batch")
     if micro is None or micro >= 1:
         return 1
     return max(1, round(min(1 / micro, 1024)))
@@ -177,9 +183,8 @@ def count_sequence_parts(row: Row) -> int:
 def count_shards(row: Row, degrees: Degrees, zero: int) -> int:
     """Return over how many neighbouring data ranks ZeRO shards the states: 0 for all data ranks."""
     stated_shards = row.optional_count("fsdp_shards", MAX_DEVICES)
-    words = row.text("plan_note", "schedule", "framework")
-    if stated_shards is None and zero and re.search(r"hsdp|hybrid[- _]shard|\bmics\b", words):
-        stated_shards = min(row.count("devices_per_node") or 8, degrees.data)
+    if stated_shards is None and zero and row.says("hybrid_shards", "plan_note", "schedule", "framework"):
+        stated_shards = min(row.optional_count("devices_per_node") or 8, degrees.data)
         row.assume(f"fsdp_shards {stated_shards} (hybrid sharding, number not stated: one node)")
     if stated_shards is None or not zero:
         return 0
@@ -283,6 +288,8 @@ def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
     Where the stages do not divide the layers, Megatron-LM can count the embedding and the loss as one layer each
     (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split).
     """
+    if (sizes := _read_stage_sizes(row, layers, stages)) is not None:
+        return sizes
     if layers % stages == 0:
         return "even"
     stage_layers, remainder = divmod(layers + 2, stages)
@@ -290,6 +297,27 @@ def _divide_stages(row: Row, layers: int, stages: int) -> str | tuple[int, ...]:
         return "balanced"
     row.assume("embedding and loss each take the place of a layer in their stage (layers a stage not stated)")
     return (stage_layers - 1, *(stage_layers,) * (stages - 2), stage_layers - 1)
+
+
+_END_STAGES = re.compile(r"decoder-(first|last)-pipeline-num-layers=(\d{1,4})")
+"""Megatron-LM's layers of the first and of the last pipeline rank, in ``plan_note``."""
+
+
+def _read_stage_sizes(row: Row, layers: int, stages: int) -> tuple[int, ...] | None:
+    """Return the layers of every stage that ``plan_note`` states by Megatron-LM's arguments; None where it does not."""
+    ends = {name: int(count) for name, count in _END_STAGES.findall(row.text("plan_note"))}
+    for name, word in (("first", "stage_embedding"), ("last", "stage_loss")):
+        if name not in ends and row.says(word, "plan_note") and (layers + 2) % stages == 0:
+            ends[name] = (layers + 2) // stages - 1
+    middle_stages, middle_layers = stages - len(ends), layers - sum(ends.values())
+    if not ends or middle_stages < 1 or middle_layers < middle_stages or 0 in ends.values():
+        return None
+    share, remainder = divmod(middle_layers, middle_stages)
+    if remainder:
+        return None
+    first, last = (tuple(count for end, count in ends.items() if end == name) for name in ("first", "last"))
+    row.assume(f"from plan_note: {', '.join(f'{count} layers in the {name} stage' for name, count in ends.items())}")
+    return (*first, *(share,) * middle_stages, *last)
 
 
 def _uses_scatter_gather(row: Row, degrees: Degrees) -> bool:
@@ -320,6 +348,8 @@ def find_nearest(row: Row, problem: Problem, layout: Layout) -> Layout:
 
 
 def _describe_difference(before: Layout, after: Layout) -> str:
+    if is_text(after.schedule) and not is_text(before.schedule):
+        return "1f1b as Megatron-LM runs it with fewer microbatches than stages"
     names = (name for name in Layout.__dataclass_fields__ if getattr(before, name) != getattr(after, name))
     return ", ".join(f"{name} {str(getattr(after, name)) or 'nothing'}" for name in names)
 
@@ -339,6 +369,8 @@ def _repair_layout(problem: Problem, layout: Layout, field: str) -> Layout | Non
         return replace(layout, attention=Attention.ALL_GATHER if layout.attention is Attention.RING else Attention.RING)
     if field in ("tensor", "sequence_parallel") and layout.sequence_parallel:
         return replace(layout, sequence_parallel=False)
+    if field == "stages" and layout.stages != "balanced":
+        return replace(layout, stages="balanced")
     simplest: dict[str, Any] = {"overlap_tensor": False, "offload": NO_OFFLOADING, "zero_shards": 0}
     simplest["zero"] = min(layout.zero, 1)
     return replace(layout, **{field: simplest[field]}) if field in simplest else None
@@ -347,6 +379,8 @@ def _repair_layout(problem: Problem, layout: Layout, field: str) -> Layout | Non
 def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
     """Return a layout whose stages all have layers, or one with the next simpler schedule; None without one."""
     num_stages, layers = layout.pipeline * layout.chunks, num_layers(problem.graph)
+    if layout.schedule == "1f1b" and (order := _write_one_forward_one_backward(problem, layout)):
+        return replace(layout, schedule=order)
     if layout.stages == "even" and layers % num_stages and num_stages <= layers:
         return replace(layout, stages="balanced")
     if num_stages > layers >= layout.pipeline * 2:
@@ -356,8 +390,27 @@ def _simplify_schedule(problem: Problem, layout: Layout) -> Layout | None:
         return None
     min_chunks, max_chunks = SCHEDULES[simpler_schedule].chunks
     chunks = max(min_chunks, min(layout.chunks, max_chunks or layout.chunks))
-    stages = "balanced" if layers % (layout.pipeline * chunks) else "even"
+    stages: str | tuple[int, ...] = "balanced" if layers % (layout.pipeline * chunks) else "even"
+    if chunks == layout.chunks:
+        stages = layout.stages
     return replace(layout, schedule=simpler_schedule, chunks=chunks, stages=stages)
+
+
+MAX_WRITTEN_ACTIONS = 20_000
+"""Most actions of a written schedule."""
+
+
+def _write_one_forward_one_backward(problem: Problem, layout: Layout) -> str | None:
+    """Return the order of 1F1B with fewer microbatches than ranks; None where there are as many, or too many actions.
+
+    torch refuses it and Megatron-LM runs it, with ``min(p - rank - 1, m)`` forwards to warm up
+    (``schedules.py``, ``forward_backward_pipelining_without_interleaving``).
+    """
+    num_microbatches = problem.training.global_batch // layout.sequences
+    too_many = 2 * layout.pipeline * num_microbatches > MAX_WRITTEN_ACTIONS
+    if layout.chunks > 1 or not 0 < num_microbatches < layout.pipeline or too_many:
+        return None
+    return str(build_schedule("1f1b", layout.pipeline, num_microbatches))
 
 
 def _shorten_recompute(layout: Layout) -> Layout | None:
@@ -368,17 +421,12 @@ def _shorten_recompute(layout: Layout) -> Layout | None:
     return replace(layout, recompute=fewer)
 
 
-def list_choices(row: Row, layout: Layout, batch: Batch, graph: OperatorGraph) -> Iterator[Layout]:
-    """Yield the layouts that a row leaves open: least recomputation first, then the largest microbatch."""
-    open_recompute = not keeps_every_second_product(row) and read_recompute(row, 1) is None
-    kinds = _list_recomputations(layout, graph) if open_recompute else [layout.recompute]
-    for kind in kinds:
-        for micro in _list_microbatches(layout, batch):
-            yield replace(layout, recompute=kind, microbatch=micro)
+LEVELS = 6
+"""Number of recompute choices: nothing, the cheap operators, a quarter, half, three quarters and all of the layers."""
 
 
-def _list_recomputations(layout: Layout, graph: OperatorGraph) -> list[Recomputation]:
-    """Return the recompute choices, least first: nothing, the cheap operators, or more and more layers of a stage.
+def find_recomputation(level: int, layout: Layout, graph: OperatorGraph) -> Recomputation:
+    """Return the recompute choice of a level from 0 to `LEVELS` - 1, least first.
 
     The cheap operators are the attention core where it keeps its scores [1]_; else norms and activations, which
     Megatron-LM selects with ``--recompute-modules``.
@@ -387,22 +435,24 @@ def _list_recomputations(layout: Layout, graph: OperatorGraph) -> list[Recomputa
     ----------
     .. [1] Korthikanti et al. 2022, section 5.
     """
-    layers = num_layers(graph)
-    stage_layers = -(-layers // (layout.pipeline * layout.chunks))
-    layer_counts = sorted({ceil(stage_layers * quarters / 4) for quarters in (1, 2, 3)} - {stage_layers})
+    if level in (0, LEVELS - 1):
+        return Recompute.FULL if level else Recompute.NONE
+    if level > 1:
+        stage_layers = -(-num_layers(graph) // (layout.pipeline * layout.chunks))
+        count = ceil(stage_layers * (level - 1) / 4)
+        return FirstLayers(Recompute.FULL, count) if count < stage_layers else Recompute.FULL
     operators = {operator.name: operator.kind for block in graph.blocks if block.layer for operator in block.operators}
     if OperatorKind.ATTENTION not in operators.values():
-        cheap_choice: Recomputation = Recompute.SELECTIVE
-    else:
-        names = (name for name, kind in operators.items() if kind is OperatorKind.NORM or name.endswith("activation"))
-        cheap_choice = SomeOperators(tuple(names))
-    return [Recompute.NONE, cheap_choice, *(FirstLayers(Recompute.FULL, n) for n in layer_counts), Recompute.FULL]
+        return Recompute.SELECTIVE
+    names = (name for name, kind in operators.items() if kind is OperatorKind.NORM or name.endswith("activation"))
+    return SomeOperators(tuple(names))
 
 
-def _list_microbatches(layout: Layout, batch: Batch) -> list[int]:
+def list_microbatches(layout: Layout, batch: Batch) -> tuple[int, ...]:
+    """Return the microbatches that a row leaves open, in sequences and the largest first; one where it states it."""
     if batch.micro is not None:
-        return [batch.micro]
+        return (batch.micro,)
     rank_batch = batch.total // layout.data
     if layout.pipeline > 1 or rank_batch < 2:
-        return [1]
-    return [micro for micro in (16, 8, 4, 2, 1) if rank_batch % micro == 0 and micro <= MAX_MICROBATCH]
+        return (1,)
+    return tuple(micro for micro in (16, 8, 4, 2, 1) if rank_batch % micro == 0 and micro <= MAX_MICROBATCH)

@@ -1,10 +1,12 @@
 """One row of published measurements: its fields by type, the assumptions made to read it, and its measurements."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from meshwise.scenarios.files.errors import format_value
+from meshwise.scenarios.intervals import NOT_UNDERSTOOD
+from meshwise.scenarios.published.vocabulary.reading import Reading, find_words, list_unused, read_words
 
 _Value = TypeVar("_Value")
 
@@ -14,8 +16,33 @@ MAX_COUNT = 10**9
 """Largest count of a field, unless the caller states another."""
 
 _NOTHING = frozenset({"", "none", "null", "nan", "n/a", "na", "-", "?", "unknown", "not stated", "unspecified"})
-_TRUE = re.compile(r"^(true|yes|on|1|enabled?|overlap\w*)\b")
-_FALSE = re.compile(r"^(false|no|not|off|0|disabled?|none|without)\b")
+_HEAD = re.compile(r"[^(\[{,;]*")
+
+WORD_FIELDS = (
+    "schedule", "recompute", "recompute_detail", "precision", "optimizer", "attention_kernel", "ffn_type", "offload",
+    "zero_stage", "norm_kernel", "gradient_precision", "loss", "arch", "accelerator", "intra_node_link",
+    "inter_node_link",
+)  # fmt: skip
+"""Fields with a vocabulary of their own in ``vocabulary/aliases.json``."""
+FLAGS = ("sequence_parallel", "dp_overlap", "tp_overlap", "tied_embeddings", "compiled")
+"""Fields that say yes or no."""
+FLAG_WORDS = "yes_or_no"
+"""The vocabulary of flags."""
+
+GIGABYTES = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d+)?) ?gi?b?(?![a-z0-9/])")
+"""A size of device memory, in a normalised text."""
+MEMORY_RATE = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d+)?) ?([tg])i?b/s(?: hbm\d?e?)?(?! (?:nv|xgmi|link))")
+"""A bandwidth of device memory, in a normalised text."""
+_LINK_RATE = re.compile(
+    r"(?<![a-z0-9.])(?:\d+ ?(?:nics?|hcas?|ports?|rails?)? ?[x*] ?)?\d+(?:\.\d+)? ?(?:tb|gb|g)(?:it|its)?"
+    r"(?:/s|ps|be|e)?(?: ?[x*] ?\d+)?(?![a-z0-9])"
+)
+_FIGURES: Mapping[str, tuple[re.Pattern[str], ...]] = {
+    "accelerator": (GIGABYTES, MEMORY_RATE),
+    "intra_node_link": (re.compile(r"(?<![a-z])(?:gen|pcie) ?[2-6](?:\.0)?(?: ?x ?\d+)?(?![a-z0-9])"),),
+    "inter_node_link": (_LINK_RATE,),
+}
+"""Figures that are read in the texts of machines, in which words with figures have meanings of their own."""
 
 
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)\s*([kKmM](?![a-zA-Z])|)(?!\s*[-x*/~.][0-9])")
@@ -87,52 +114,94 @@ class Row:
             self.assume(f"{words} {skip}")
             return None
 
-    def choose(self, name: str, table: Iterable[tuple[str, str, str]], default: str) -> str:
-        """Return the choice that the words of a field stand for, by the first pattern that matches in a table.
+    def words(self, name: str) -> str:
+        """Return the text of a field that has words; empty where it states nothing. A mapping or list reads as "{}"."""
+        value = self.fields.get(name)
+        if value is None:
+            return ""
+        if isinstance(value, dict | list):
+            return "{}"
+        text = str(value)[:MAX_TEXT].strip()
+        return "" if text.lower() in _NOTHING - {"none", "null"} else text
 
-        ``table`` has pattern, choice and, where the choice is an assumption, the reason for it.
-        """
-        words = self.text(name)
-        choice, reason = next(
-            ((choice, reason) for pattern, choice, reason in table if re.search(pattern, words)),
-            (default, f"{words[:40]!r} not known" if words else "not stated"),
-        )
-        if reason:
-            self.assume(f"{name} {choice} ({reason})")
-        return choice
+    def reading(self, name: str) -> Reading:
+        """Return what a field says by its vocabulary; a text that begins with "not stated" says nothing."""
+        text = self.words(name)
+        reading = read_words(name if name in WORD_FIELDS else FLAG_WORDS, text)
+        head = _HEAD.match(text.lower())
+        if not reading.word and head is not None and head[0].strip() in _NOTHING:
+            return Reading(unused=reading.unused)
+        return reading
+
+    def read_word(self, name: str, default: str = "") -> str:
+        """Return the known word that a field says; ``default`` where it says none, which is noted as an assumption."""
+        word = self.reading(name).word
+        self.note_words(name)
+        if not word and default:
+            stated = "as if not stated" if self.words(name) else "not stated"
+            self.assume(f"{name} {default} ({stated})")
+        return word or default
 
     def choose_word(self, name: str, words: tuple[str, ...]) -> str:
-        """Return the word of a field, "" where none is stated; for an unknown word note that the first one is taken."""
-        word = self.text(name)
+        """Return the word of a field where it is one of ``words``; else an empty text, with what is assumed noted."""
+        word = self.read_word(name)
         if word and word not in words:
-            self.assume(f"{name} {word[:40]!r} taken as {words[0]}; known: {', '.join(words)}")
-            return words[0]
-        return word
+            self.assume(f"{name} {word} is not simulated, as if not stated")
+        return word if word in words else ""
 
-    def require_count(self, name: str, maximum: int = MAX_COUNT) -> int:
-        """Return a count; raise `Skip` where it is not stated."""
-        value = self.count(name, maximum)
-        if value is None:
-            raise Skip(f"{name} is not stated")
-        return value
+    def misreadings(self) -> dict[str, str]:
+        """Return by field what of its text is not understood, with the nearest known word."""
+        return {name: fault for name in (*WORD_FIELDS, *FLAGS) if (fault := self._describe_misreading(name))}
+
+    def _describe_misreading(self, name: str) -> str:
+        if name == "recompute_detail" and isinstance(self.fields.get(name), dict | list):
+            return ""
+        reading = self.reading(name)
+        if not reading.misread:
+            return ""
+        nearest = f"; nearest known word: {reading.nearest}" if reading.nearest else ""
+        return f"{format_value(reading.misread)} {NOT_UNDERSTOOD}{nearest}"
+
+    def note_words(self, *names: str) -> None:
+        """Note the words of fields, of all that have words where none is named, that are not understood or not used."""
+        for name in names or (*WORD_FIELDS, *FLAGS):
+            fault = self._describe_misreading(name)
+            if fault:
+                self.assume(f"{name} {fault}")
+            elif unused := self._list_unused(name):
+                self.assume(f"{name} words not used: {format_value(' '.join(unused))}")
+
+    def _list_unused(self, name: str) -> tuple[str, ...]:
+        if isinstance(self.fields.get(name), dict | list) or not self.states(name):
+            return ()
+        if name in _FIGURES:
+            return list_unused(name, self.words(name), _FIGURES[name])
+        return self.reading(name).unused
+
+    def says(self, word: str, *names: str) -> bool:
+        """Return whether one of these free texts has a known word of notes; an assumption tells which and where."""
+        for name in names:
+            alias = find_words("plan_note", self.text(name)).get(word)
+            if alias is not None:
+                self.assume(f"from {name}: {alias!r} taken as {word}")
+                return True
+        return False
 
     def count_or_default(self, name: str, default: int, reason: str = "not stated", maximum: int = MAX_COUNT) -> int:
         """Return a count; where it is not stated, return ``default`` and note that as an assumption."""
-        value = self.count(name, maximum)
+        value = self.optional_count(name, maximum)
         if value is None:
             self.assume(f"{name} {default} ({reason})")
             return default
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return whether a field says on or off; None where it says neither."""
+        """Return whether a field says yes or no; None where it says neither."""
         value = self.fields.get(name)
         if isinstance(value, bool):
             return value
-        words = str(value)[:MAX_TEXT].strip().lower() if value is not None else ""
-        if _FALSE.search(words) or re.search(r"\b(off|not overlapped|no overlap)\b", words):
-            return False
-        return True if _TRUE.search(words) or "overlap" in words or re.search(r"\bon\b", words) else None
+        word = self.reading(name).word
+        return None if not word else word == "yes"
 
 
 GIB = 2.0**30

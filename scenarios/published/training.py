@@ -8,17 +8,6 @@ from meshwise.scenarios.published.words import FOUR_BITS, is_frozen
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.strategies.plan.problem import Training
 
-_PRECISIONS = (
-    (FOUR_BITS, "fp8", "for 4 bits, at the rate of 4 bits where the device has one"),
-    (r"fp8|float8|e4m3|e5m2|8-bit compute|int8", "fp8", ""),
-    (r"bf16|bfloat16|brain", "bf16", ""),
-    (r"fp16|float16|half|\bamp\b|mixed|o[12]\b|\bf16", "fp16", ""),
-    (r"tf32|tensorfloat", "tf32", ""),
-    (r"fp64|double|float64", "fp64", ""),
-    (r"fp32|float32|single|full precision|\bf32", "fp32", ""),
-)
-"""The first match wins, so that ``bf16 compute, fp32 weights`` reads as bf16, the precision of matrix products."""
-
 _FALLBACKS = {
     "fp8": ("bf16", "fp16", "fp32"),
     "bf16": ("fp16", "fp32"),
@@ -28,14 +17,11 @@ _FALLBACKS = {
     "fp32": ("tf32", "fp16", "bf16"),
 }
 
-_OPTIMIZERS = (
-    (r"adafactor|came\b", "adafactor", ""),
-    (r"lion", "lion", ""),
-    (r"muon", "lion", "Muon: one momentum; its orthogonalisation is not simulated"),
-    (r"8-?bit|bnb|low-?bit", "adamw", "8-bit states are simulated as 32-bit ones"),
-    (r"adam|lamb|adagrad|sophia|shampoo", "adamw", ""),
-    (r"sgd|momentum|lars|nesterov", "sgd", ""),
-)
+_OPTIMIZERS = {
+    "muon": ("lion", "Muon: one momentum; its orthogonalisation is not simulated"),
+    "adamw_8bit": ("adamw", "8-bit states are simulated as 32-bit ones"),
+}
+"""The nearest optimizer that is simulated, with the reason, by published optimizer."""
 
 
 def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
@@ -45,7 +31,7 @@ def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequenc
         global_batch,
         sequence,
         precision,
-        row.choose("optimizer", _OPTIMIZERS, "adamw"),
+        _read_optimizer(row),
         gradient_precision=_read_gradient_precision(row, precision),
         framework=framework,
         frozen=is_frozen(row),
@@ -54,21 +40,27 @@ def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequenc
     )
 
 
+def _read_optimizer(row: Row) -> str:
+    word = row.read_word("optimizer", "adamw")
+    name, reason = _OPTIMIZERS.get(word, (word, ""))
+    if reason:
+        row.assume(f"optimizer {name} ({reason})")
+    return name
+
+
 def _read_precision(row: Row, accelerator: Accelerator) -> str:
     words = row.text("precision")
-    reading = next(((name, reason) for pattern, name, reason in _PRECISIONS if re.search(pattern, words)), None)
-    if reading is None:
-        reading = ("bf16", f"precision {words[:40]!r} not known" if words else "not stated")
-    name, reason = reading
-    if reason:
-        row.assume(f"precision {name} ({reason})")
+    name = row.read_word("precision", "bf16")
+    if name == FOUR_BITS:
+        name = "fp8"
+        row.assume("precision fp8 (for 4 bits, at the rate of 4 bits where the device has one)")
     elif words not in (name, f"{name} (not stated)") and (name == "fp8" or "weights" in words):
         suffix = ", with what Transformer Engine keeps" if name == "fp8" else ""
         row.assume(f"precision {words[:40]} taken as {name}{suffix}")
     if "not stated" in words:
         row.assume(f"precision {name} (not stated)")
     device_precisions = {dtype for dtype, _ in accelerator.peak_flops}
-    for candidate in (name, *_FALLBACKS[name]):
+    for candidate in (name, *_FALLBACKS[name], "bf16", "fp16", "tf32", "fp32"):
         if candidate in device_precisions and ("bf16" in device_precisions or candidate != "fp8"):
             if candidate != name:
                 row.assume(f"precision {candidate}, for {accelerator.name} has no {name}")
@@ -85,11 +77,8 @@ def _read_gradient_precision(row: Row, precision: str) -> str | None:
     words = row.text("plan_note", "precision", "optimizer")
     if precision not in ("bf16", "fp8", "fp16"):
         return None
-    stated_precision = row.text("gradient_precision")
-    if stated_precision in _GRADIENTS:
+    if (stated_precision := row.read_word("gradient_precision")) in _GRADIENTS:
         return _GRADIENTS[stated_precision]
-    if stated_precision:
-        row.assume(f"gradient_precision {stated_precision[:40]!r} not known; nearest: fp32, bf16, fp16")
     if re.search(r"mp mode pure|\bpure\b|grad\w*(?: reduc\w*)? in (bf16|fp16)|(bf16|fp16) (grad|reduc)", words):
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):

@@ -356,14 +356,25 @@ def _find_launch_times(items: list[_PassItem], launch: float) -> tuple[int, int]
     time h: as if it could begin at h + lead with lead = max_i(l_1 + .. + l_i + e_i) - e_1.
     """
     launch_end = elapsed = launch_lead = 0
-    kernels: list[tuple[int, int]] = []  # kernels that start at once: when each is launched, and its ticks
-    for item in items:
-        launch_end += to_ticks(launch * item.segment.num_launches)
-        kernels.append((launch_end if item.segment.num_launches else 0, item.ticks))
-        if not item.segment.overlaps_next or item is items[-1]:
-            elapsed += max(ticks for _, ticks in kernels)
-            launch_lead = max(launch_lead, *(launched_at + ticks - elapsed for launched_at, ticks in kernels))
-            kernels = []
+    longest = latest = 0  # of the kernels that start at once: the ticks of the longest, and the latest end if launched
+    last_place = len(items) - 1
+    launch_ticks: dict[float, int] = {}
+    for place, item in enumerate(items):
+        segment, ticks, num_launches = item.segment, item.ticks, item.segment.num_launches
+        ready = ticks
+        if num_launches:
+            if num_launches not in launch_ticks:
+                launch_ticks[num_launches] = to_ticks(launch * num_launches)
+            launch_end += launch_ticks[num_launches]
+            ready += launch_end
+        if ticks > longest:
+            longest = ticks
+        if ready > latest:
+            latest = ready
+        if not segment.overlaps_next or place == last_place:
+            elapsed += longest
+            launch_lead = max(launch_lead, latest - elapsed)
+            longest = latest = 0
     return launch_lead, launch_end - launch_lead
 
 

@@ -40,3 +40,13 @@ def test_a_file_of_something_else_is_a_scenario_error(content: bytes, tmp_path) 
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(ScenarioError):
         read_runs(tmp_path / "rows.jsonl")
+
+
+def test_words_that_are_not_understood_are_refused_where_asked(tmp_path, capsys) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROW | {"schedule": "gpip"}))
+    assert run(["accuracy", str(file)]) == 0
+    assert run(["accuracy", str(file), "--strict"]) == 2
+    column = file.read_text().index('"gpip"') + 1
+    message = f"{file}:1:{column}: schedule: 'gpip' is not understood; nearest known word: gpipe"
+    assert message in capsys.readouterr().err

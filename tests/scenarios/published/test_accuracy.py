@@ -17,8 +17,8 @@ from meshwise.scenarios.published.accuracy import (
     summarize_errors,
     to_csv,
 )
+from meshwise.scenarios.published.estimates import estimate_step_time
 from meshwise.scenarios.published.runs import build_run, read_runs
-from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.rank_correlation import kendall_tau
 from meshwise.strategies.lowering.lower import lower
@@ -114,7 +114,7 @@ def test_errors_by_technique_size_and_assumption() -> None:
 def test_no_row_is_lost(tmp_path) -> None:
     rows = [
         ROW,
-        ROW | {"row_id": "two", "accelerator": None},
+        ROW | {"row_id": "two", "n_devices": 7},
         ROW | {"row_id": "three", "source_id": "theirs", "status": "oom", "step_time_s": None},
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
@@ -122,8 +122,9 @@ def test_no_row_is_lost(tmp_path) -> None:
     result = summarize(predictions)
     assert result["all"]["rows"] == 3
     assert result["all"]["predicted"] == 2
-    assert result["all"]["skipped"] == [{"row_id": "two", "reason": "accelerator is not stated"}]
-    assert result["all"]["reasons"] == {"accelerator is not stated": 1}
+    reason = "tp(2) * pp(1) * cp(1) = 2 divides n_devices, met 7"
+    assert result["all"]["skipped"] == [{"row_id": "two", "reason": reason}]
+    assert result["all"]["reasons"] == {reason: 1}
     assert set(result["sources"]) == {"ours", "theirs"}
     assert result["sources"]["theirs"]["out_of_memory"] == {
         "true_fit": 0,
@@ -135,7 +136,7 @@ def test_no_row_is_lost(tmp_path) -> None:
     lines = list(csv.DictReader(io.StringIO(to_csv(predictions))))
     assert [line["row_id"] for line in lines] == ["one", "two", "three"]
     assert float(lines[0]["predicted_step_time_s"]) == pytest.approx(predictions[0].step_time, rel=1e-5)
-    assert lines[1]["assumptions"] == "skipped: accelerator is not stated"
+    assert lines[1]["assumptions"] == f"skipped: {reason}"
     low, high = predictions[0].step_time_interval or (0.0, 0.0)
     assert [float(lines[0][f"step_time_{end}_s"]) for end in ("low", "high")] == pytest.approx([low, high], rel=1e-5)
     assert lines[1]["step_time_low_s"] == lines[1]["peak_memory_high_gib"] == ""
@@ -149,7 +150,7 @@ def test_intervals_of_a_source_and_in_all() -> None:
     assert result["all"]["step_time_interval"] == result["sources"]["ours"]["step_time_interval"]
     assert result["all"]["step_time_interval"]["inside"] == pytest.approx(2 / 3)
     assert result["all"]["step_time_interval"]["factor"] == pytest.approx(high / (predicted.step_time or 0.0))
-    skipped = summarize([predict(build_run(ROW | {"accelerator": None}))])["all"]
+    skipped = summarize([predict(build_run(ROW | {"tp": "two"}))])["all"]
     assert skipped["step_time_interval"] == {"count": 0, "inside": None, "factor": None}
 
 

@@ -1,7 +1,8 @@
 import pytest
 
+from meshwise.scenarios.intervals import Category, find_category
 from meshwise.scenarios.published.machine import build_machine, nic_rate, pcie_generation
-from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.row import Row
 from meshwise.simulator.machine.topology import Switch
 
 GB = 1e9
@@ -51,13 +52,52 @@ def test_a_link_of_an_export_variant_is_narrower() -> None:
     assert isinstance(link, Switch) and link.link.bandwidth == 160 * GB
 
 
-def test_an_unknown_accelerator_needs_a_peak() -> None:
-    with pytest.raises(Skip, match="accelerator 'XPU 9' is not in the catalogue, and no peak is stated"):
-        build_machine(Row({"accelerator": "XPU 9"}), 8)
+def test_an_unknown_accelerator_has_the_figures_that_a_row_states() -> None:
     row = Row({"accelerator": "XPU 9", "peak_tflops_used": 494.5, "accel_mem_gb": 64})
     device = build_machine(row, 8).accelerator
     assert device.peak("bf16") == pytest.approx(494.5e12)
     assert device.memory == 64 * GB
+
+
+@pytest.mark.parametrize(
+    ("fields", "preset"),
+    [
+        ({"accelerator": "H101"}, "dgx-h100"),  # by name
+        ({"accelerator": "XPU 9", "accel_mem_gb": 141}, "dgx-h200"),  # by memory
+        ({"accelerator": "XPU 9"}, "dgx-a100-80gb"),  # the commonest
+        ({}, "dgx-a100-80gb"),
+    ],
+)
+def test_an_unknown_accelerator_is_the_nearest_with_the_widest_interval(fields: dict[str, object], preset: str) -> None:
+    row = Row(fields)
+    found = build_machine(row, 8)
+    assert found.name == preset
+    assert find_category(found, row.assumed) is Category.UNREAD
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "terabytes"),
+    [("H100 80GB HBM3", 3.35), ("H100 SXM 96GB HBM2e", 2.4), ("H100 2.4 TB/s", 2.4), ("H100 PCIe HBM2e", 2.0)],
+)
+def test_words_for_memory_are_used(accelerator: str, terabytes: float) -> None:
+    row = Row({"accelerator": accelerator})
+    assert build_machine(row, 8).accelerator.memory_bandwidth == pytest.approx(terabytes * 1e12)
+    assert not any("not used" in line for line in row.assumed)
+
+
+@pytest.mark.parametrize(
+    ("field", "words", "line"),
+    [
+        ("accelerator", "H100 SXM 80GB 500W", "accelerator words not used: '500w'"),
+        ("accelerator", "A100 HBM3", "accelerator words not used: 'hbm3', which a100 has not by its data sheet"),
+        ("inter_node_link", "8 x 400 Gb/s NDR on a fat tree", "inter_node_link words not used: 'fat tree'"),
+        ("intra_node_link", "NVLink4 at half width", "intra_node_link words not used: 'half width'"),
+    ],
+)
+def test_words_of_a_machine_that_are_not_used_are_told(field: str, words: str, line: str) -> None:
+    row = Row({"accelerator": "H100 SXM", field: words})
+    build_machine(row, 16)
+    assert line in row.assumed
 
 
 def test_slices_of_a_torus_are_joined_by_hosts() -> None:

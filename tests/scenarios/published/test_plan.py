@@ -73,8 +73,19 @@ def test_plans(change: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_a_schedule_with_too_few_microbatches_becomes_a_plainer_one() -> None:
     run = build_run(ROW | {"tp": 1, "dp": 4, "pp": 2, "vpp": 4, "global_batch": 4})
     assert run.scenario is not None
-    assert run.scenario.choose_plan().schedule in ("1f1b", "gpipe")
+    found = run.scenario.choose_plan()
+    assert found.num_microbatches == 1 and found.schedule == "0F0 0B0\n1F0 1B0"  # 1F1B of one microbatch
     assert any(line.startswith("schedule ") and "for interleaved" in line for line in run.assumed)
+
+
+def test_1f1b_with_fewer_microbatches_than_stages_stays_1f1b_and_keeps_stated_stages() -> None:
+    note = "decoder-first-pipeline-num-layers=1; decoder-last-pipeline-num-layers=3"
+    found = plan({"tp": 1, "dp": 2, "pp": 4, "global_batch": 4, "plan_note": note, "sequence_parallel": None})
+    # rank r begins with min(4 - r, 2) forwards: the last one alternates, where GPipe would not
+    orders = ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1")
+    assert found.schedule.splitlines() == list(orders)
+    layers = [sum(name.startswith("layers") for name in stage.blocks) for stage in found.stages]
+    assert layers == [1, 2, 2, 3]
 
 
 def test_embedding_and_loss_take_the_place_of_layers() -> None:
