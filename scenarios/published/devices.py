@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.intervals import NOT_UNDERSTOOD
-from meshwise.scenarios.published.row import GIGABYTES, MEMORY_RATE, Row
+from meshwise.scenarios.published.row import GIGABYTES, MEMORY_RATE, POWER, Row
 from meshwise.scenarios.published.vocabulary.reading import load_vocabularies, normalise, read_words
 
 
@@ -32,6 +32,8 @@ class Device(NamedTuple):
         GB/s in one direction into the node's switch; 0 for the machine's own network.
     pcie
         PCIe generation that connects the devices of a node; 0 for another network.
+    clock
+        Clock under the power limit of a run over that under the limit of the data sheet.
     """
 
     preset: str
@@ -41,7 +43,23 @@ class Device(NamedTuple):
     bandwidth: float = 0.0
     link: float = 0.0
     pcie: int = 0
+    clock: float = 1.0
 
+
+POWER_LIMITS = {
+    "dgx-a100-40gb": 400.0,
+    "dgx-a100-80gb": 400.0,
+    "dgx-h100": 700.0,
+    "dgx-h200": 700.0,
+    "dgx-b200": 1000.0,
+    "gb200-nvl72": 1200.0,
+    "dgx-b300": 1100.0,
+    "gb300-nvl72": 1400.0,
+    "mi300x-8": 750.0,
+    "mi325x-8": 1000.0,
+    "mi355x-8": 1400.0,
+}
+"""W of an accelerator by the data sheets of NVIDIA's SXM modules and superchips and of AMD's OAM modules."""
 
 _NVLINK_400 = 160.0
 """GB/s in one direction over the 8 NVLinks of export variants, 20 GB/s each as NCCL counts (src/graph/topo.h)."""
@@ -154,12 +172,26 @@ def find_device(row: Row) -> Device:
     if not name:
         return _guess_device(row, memory)
     device = _find_variant(row, name, memory)
-    device = _apply_bandwidth(row, name, device)
+    device = _apply_power(row, _apply_bandwidth(row, name, device))
     if device.name:
         rates = f"{device.peak:g} TFLOP/s, {device.bandwidth:g} TB/s"
         figures = rates if device.peak else "its own links" if device.link else f"{device.bandwidth:g} TB/s"
         row.assume(f"{device.name}: as the accelerator of {device.preset} with {figures} by data sheet")
     return device
+
+
+def _apply_power(row: Row, device: Device) -> Device:
+    """Return a device with the clock that the power limit among the words of a row's accelerator allows.
+
+    Dynamic power is proportional to frequency and to the square of the voltage, which follows the frequency: a clock
+    goes with the cube root of power (Chandrakasan et al. 1992, "Low-power CMOS digital design", section II).
+    """
+    match, usual_limit = POWER.search(normalise(row.words("accelerator"))), POWER_LIMITS.get(device.preset)
+    if match is None or usual_limit is None or device.pcie or not 0.4 <= float(match[1]) / usual_limit < 1:
+        return device
+    clock = (float(match[1]) / usual_limit) ** (1 / 3)
+    row.assume(f"products and attention at {clock:.2f} of their rate: {match[1]} W of {usual_limit:g} W")
+    return device._replace(clock=clock)
 
 
 def _read_memory(row: Row) -> float:

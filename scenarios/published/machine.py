@@ -183,15 +183,15 @@ def _scale_accelerator(base: Accelerator, device: Device) -> Accelerator:
     ratio = device.peak * 1e12 / peaks.get("bf16", peaks.get("fp16", device.peak * 1e12)) if device.peak else 1.0
     return replace(
         base,
-        name=device.name,
-        peak_flops=tuple((dtype, rate * ratio) for dtype, rate in base.peak_flops),
+        name=device.name or base.name,
+        peak_flops=tuple((dtype, rate * ratio * device.clock) for dtype, rate in base.peak_flops),
         memory=device.memory * GB if device.memory else base.memory,
         memory_bandwidth=device.bandwidth * 1e12 if device.bandwidth else base.memory_bandwidth,
     )
 
 
 def _build_accelerator(row: Row, base: Accelerator, device: Device, memory: float | None) -> Accelerator:
-    accelerator_kind = _scale_accelerator(base, device) if device.name else base
+    accelerator_kind = _scale_accelerator(base, device) if device.name or device.clock != 1 else base
     if memory is not None and not 0.85 <= memory * GB / accelerator_kind.memory <= 1.15 and memory <= 10_000:
         row.assume(f"{memory:g} GB of device memory, which {accelerator_kind.name} has not by the catalogue")
         accelerator_kind = replace(accelerator_kind, memory=memory * GB)

@@ -33,12 +33,14 @@ GIGABYTES = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d+)?) ?gi?b?(?![a-z0-9/])")
 """A size of device memory, in a normalised text."""
 MEMORY_RATE = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d+)?) ?([tg])i?b/s(?: hbm\d?e?)?(?! (?:nv|xgmi|link))")
 """A bandwidth of device memory, in a normalised text."""
+POWER = re.compile(r"(?<![a-z0-9.])(\d{2,4}) ?w(?:atts?)?(?![a-z0-9])")
+"""A power limit of a device in W, in a normalised text."""
 _LINK_RATE = re.compile(
     r"(?<![a-z0-9.])(?:\d+ ?(?:nics?|hcas?|ports?|rails?)? ?[x*] ?)?\d+(?:\.\d+)? ?(?:tb|gb|g)(?:it|its)?"
     r"(?:/s|ps|be|e)?(?: ?[x*] ?\d+)?(?![a-z0-9])"
 )
 _FIGURES: Mapping[str, tuple[re.Pattern[str], ...]] = {
-    "accelerator": (GIGABYTES, MEMORY_RATE),
+    "accelerator": (GIGABYTES, MEMORY_RATE, POWER),
     "intra_node_link": (re.compile(r"(?<![a-z])(?:gen|pcie) ?[2-6](?:\.0)?(?: ?x ?\d+)?(?![a-z0-9])"),),
     "inter_node_link": (_LINK_RATE,),
 }

@@ -33,6 +33,25 @@ def test_machines(
     assert (found.name, found.num_nodes, found.first_node.devices) == (preset, nodes, used)
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "clock"),
+    [
+        ("H100 SXM 80GB 350W", 0.5 ** (1 / 3)),  # half of 700 W: a clock of 0.79
+        ("A100 SXM 80GB, 300 W", 0.75 ** (1 / 3)),
+        ("H100 SXM 80GB 700W", 1.0),
+        ("H100 SXM 80GB 1500W", 1.0),  # no limit
+        ("H100 PCIe 350W", 756 / 989),  # its data sheet's own rate and limit
+    ],
+)
+def test_a_power_limit_lowers_the_clock_by_its_cube_root(accelerator: str, clock: float) -> None:
+    row = Row({"accelerator": accelerator})
+    device, whole = (build_machine(each, 8).accelerator for each in (row, Row({"accelerator": accelerator[:8]})))
+    assert device.peak("bf16") == pytest.approx(clock * whole.peak("bf16"))
+    assert not any("not used" in line for line in row.assumed)
+    if " PCIe" not in accelerator:
+        assert device.memory_bandwidth == whole.memory_bandwidth
+
+
 def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
     row = Row({"accelerator": "NVIDIA L40S", "accel_mem_gb": 48, "intra_node_link": "PCIe Gen4"})
     device = build_machine(row, 8).accelerator
@@ -43,7 +62,7 @@ def test_a_relative_is_scaled_to_its_data_sheet_and_says_so() -> None:
 
 
 def test_a_kind_of_memory_has_its_bandwidth() -> None:
-    device = build_machine(Row({"accelerator": "H100 SXM 96GB HBM2e 500W"}), 8).accelerator
+    device = build_machine(Row({"accelerator": "H100 SXM 96GB HBM2e"}), 8).accelerator
     assert (device.peak("bf16"), device.memory, device.memory_bandwidth) == (989e12, 96 * GB, 2.4e12)
 
 
@@ -88,7 +107,7 @@ def test_words_for_memory_are_used(accelerator: str, terabytes: float) -> None:
 @pytest.mark.parametrize(
     ("field", "words", "line"),
     [
-        ("accelerator", "H100 SXM 80GB 500W", "accelerator words not used: '500w'"),
+        ("accelerator", "H100 SXM 80GB watercooled", "accelerator words not used: 'watercooled'"),
         ("accelerator", "A100 HBM3", "accelerator words not used: 'hbm3', which a100 has not by its data sheet"),
         ("inter_node_link", "8 x 400 Gb/s NDR on a fat tree", "inter_node_link words not used: 'fat tree'"),
         ("intra_node_link", "NVLink4 at half width", "intra_node_link words not used: 'half width'"),
