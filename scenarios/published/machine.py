@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwise.scenarios.files.errors import format_value
+from meshwise.scenarios.published.fabrics import wire_nics
 from meshwise.scenarios.published.frameworks import apply_software, launch_time
 from meshwise.scenarios.published.row import GB, Row, Skip
 from meshwise.scenarios.published.words import FOUR_BITS
@@ -261,8 +262,6 @@ def pcie_generation(row: Row) -> int | None:
     return int(match[1]) if match else 4
 
 
-NCCL_SHARE = 0.96
-"""Fraction of a NIC's line rate that NCCL assumes: 12.0 GB/s for 100 Gb/s (src/graph/topo.h)."""
 PCIE_RATE = {2: 6 * GB, 3: 12 * GB, 4: 24 * GB, 5: 48 * GB, 6: 96 * GB}
 """Bytes/s of 16 PCIe lanes by generation, as NCCL assumes (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
 
@@ -381,13 +380,4 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
         node = replace(node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GB)))
     if count == 1:
         return node
-    rate = nic_rate(row, node.devices)
-    if rate is None:
-        return node
-    total = rate * NCCL_SHARE
-    node_bandwidth = node.nics * node.nic.bandwidth
-    # within 10 % a stated rate is the catalogue's, rounded
-    if 0.9 <= total / node_bandwidth <= 1.1:
-        return node
-    row.assume(f"NICs of {rate * 8 / GB:.4g} Gb/s a node in all, as the row states")
-    return replace(node, nic=replace(node.nic, bandwidth=total / node.nics))
+    return wire_nics(row, node, nic_rate(row, node.devices))
