@@ -36,6 +36,19 @@ def find_fabric_kind(row: Row) -> str:
     return next((kind for pattern, kind in _KINDS if re.search(pattern, words)), UNKNOWN_FABRIC)
 
 
+def bridged_generation(row: Row, devices: int, generation: int) -> int:
+    """Return the PCIe generation between pairs of devices that NVLink bridges join; 0 for another network.
+
+    Rings of more than one pair run at the rate of PCIe: 23.7 GB/s on four A100 and 48.8 GB/s on four H100 with bridged
+    pairs (sources vidur_a100_pairwise_nvlink and vidur_h100_pairwise_nvlink).
+    """
+    words = row.text("intra_node_link")
+    if devices <= 2 or not re.search(r"nvlink", words) or not re.search(r"\bpairs?\b|pairwise|bridge", words):
+        return 0
+    row.assume(f"NVLink joins pairs; a ring of {devices} devices runs at the rate of PCIe {generation}.0 between them")
+    return generation
+
+
 def wire_nics(row: Row, node: Node, rate: float | None) -> Node:
     """Return a node with the NICs that a row tells; ``rate`` is the line rate of all of them in bytes/s, or None.
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwise.scenarios.files.errors import format_value
-from meshwise.scenarios.published.fabrics import wire_nics
+from meshwise.scenarios.published.fabrics import bridged_generation, wire_nics
 from meshwise.scenarios.published.frameworks import apply_software, launch_time
 from meshwise.scenarios.published.row import GB, Row, Skip
 from meshwise.scenarios.published.words import FOUR_BITS
@@ -370,7 +370,8 @@ def _apply_four_bits(row: Row, base: Accelerator) -> Accelerator:
 
 def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     """Return a node with the row's stated links instead of the catalogue's."""
-    generation = pcie_generation(row) or device.pcie
+    slot_generation = 5 if device.preset in ("dgx-h100", "dgx-h200", "dgx-b200") else 4
+    generation = pcie_generation(row) or device.pcie or bridged_generation(row, node.devices, slot_generation)
     if generation and node.devices > 1:
         pcie = node.host.pcie
         latency = pcie.link.latency if pcie is not None else node.nic.latency

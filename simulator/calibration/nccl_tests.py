@@ -52,7 +52,23 @@ _PER_NODE = re.compile(
     r"(?:^|\s)(?:-N|-npernode|--npernode|--ntasks-per-node|-ppn|--map-by ppr:|-map-by ppr:)[ =:]?(\d+)"
 )
 _TYPES = frozenset(
-    "int8 uint8 int32 uint32 int64 uint64 half float double bfloat16 fp8_e4m3 fp8_e5m2 f8e4m3 f8e5m2 float8".split()
+    [
+        "int8",
+        "uint8",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "half",
+        "float",
+        "double",
+        "bfloat16",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "f8e4m3",
+        "f8e5m2",
+        "float8",
+    ]
 )
 _NETWORKS = (
     (r"NET/IB\s*:\s*Using.*RoCE|/RoCE", "RoCE"),
@@ -184,7 +200,9 @@ def read_nccl_tests(text: str) -> tuple[tuple[CollectiveRun, ...], tuple[Skipped
             return tuple(runs), tuple(skipped)
     _finish(draft, runs, skipped)
     if not runs and not skipped:
-        skipped.append(Skipped(1, "output of nccl-tests has a table with the columns size, count, type, time, met none"))
+        skipped.append(
+            Skipped(1, "output of nccl-tests has a table with the columns size, count, type, time, met none")
+        )
     return tuple(runs), tuple(skipped)
 
 
@@ -292,7 +310,7 @@ def _parse_seconds(cells: Sequence[str], index: int) -> float | None:
 def _finish(draft: _Draft, runs: list[CollectiveRun], skipped: list[Skipped]) -> None:
     """Append the run of a draft, or the reason why it is none."""
     if not draft.messages:
-        if draft.devices or draft.program and draft.columns:
+        if draft.devices or (draft.program and draft.columns):
             skipped.append(Skipped(draft.line or 1, "a run has lines of size, count, type and time, met none"))
         return
     assumptions: list[str] = []
@@ -341,7 +359,7 @@ def _count_devices(draft: _Draft, assumptions: list[str]) -> tuple[int, int, int
     hosts = [len(list(group)) for _, group in groupby(sorted(host for _, host, _ in draft.devices))]
     processes = _PROCESSES.search(draft.command)
     started = int(processes[1][:6]) * draft.threads * draft.devices_per_thread if processes else 0
-    if listed and (started <= listed or max(numbers) + 1 == listed and not started > listed):
+    if listed and (started <= listed or (max(numbers) + 1 == listed and not started > listed)):
         return listed, len(hosts), max(hosts)
     per_node_match = _PER_NODE.search(draft.command)
     per_node = int(per_node_match[1][:6]) * draft.threads * draft.devices_per_thread if per_node_match else 0

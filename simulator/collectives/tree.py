@@ -5,7 +5,7 @@ from math import ceil, log2
 import numpy as np
 
 from meshwise.simulator.collectives.placement import Placement
-from meshwise.simulator.collectives.ring import channels, node_rings
+from meshwise.simulator.collectives.ring import channels, count_rails, node_rings
 from meshwise.simulator.collectives.traffic import (
     Edges,
     Phase,
@@ -80,11 +80,12 @@ def _level(placement: Placement, level: int, share: float | None = None) -> Edge
     ``share`` is their fraction of all edges; by default that of a binary tree.
     """
     levels = np.ceil(np.log2(placement.nodes)).astype(np.int64)[placement.group]
-    seat, channel = channels(placement)
+    rails = count_rails(placement)
+    seat, channel = channels(placement, rails)
     has_level = levels[seat] > level
     seat, channel = seat[has_level], channel[has_level]
     part = 2.0 ** (levels[seat] - 1 - level) / (2.0 ** levels[seat] - 1) if share is None else share
-    weight = part / 2 / placement.channels[placement.group[seat]]
+    weight = part / 2 / rails[placement.group[seat]]
     source = placement.device[placement.start[seat] + channel]
     ends = [
         placement.device[placement.start[placement.neighbour(distance)[seat]] + channel]
