@@ -8,12 +8,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError, suggest_nearest
+from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.published.machine import build_machine
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.simulator.brief import brief_repr
@@ -190,16 +190,11 @@ def _find_operation(row: Row) -> tuple[str, bool]:
     by_compact_name = {name.replace("_", ""): name for name in OPERATIONS} | _ALIASES
     if compact_name in by_compact_name:
         return by_compact_name[compact_name], True
-    nearest = _find_nearest(compact_name, by_compact_name)
+    nearest = next(iter(get_close_matches(compact_name, by_compact_name, n=1, cutoff=0.5)), None)
     if nearest is None:
         raise ValueError(f"collective is one of {', '.join(OPERATIONS)}, met {words[:40]!r}")
     row.assume(f"collective {words[:40]!r} taken as {by_compact_name[nearest]}, the nearest known")
     return by_compact_name[nearest], False
-
-
-def _find_nearest(word: str, names: Mapping[str, Any]) -> str | None:
-    suggestion = suggest_nearest(word, names)
-    return next((name for name in names if name and f"{name}" in suggestion), None) if suggestion else None
 
 
 def _read_seconds(row: Row, name: str, ranks: int, size: float) -> float:
@@ -220,7 +215,7 @@ _ALGORITHMS = (("nvls", Algorithm.IN_SWITCH), ("collnet", Algorithm.IN_SWITCH), 
 
 
 def find_algorithm(words: str, row: Row) -> Algorithm | None:
-    """Return the algorithm that words such as ``NVLSTree`` or ``Ring`` name; None where they leave it to the library."""
+    """Return the algorithm that words such as ``NVLSTree`` name; None where they leave it to the library."""
     words = words.strip().lower()
     if not words:
         return None
@@ -266,45 +261,12 @@ def _find_machine(words: tuple[tuple[str, str], ...], ranks: int, nodes: int) ->
     return machine, tuple(line for line in row.assumed if _concerns_links(line)), known
 
 
-_ACCELERATORS = [
-    "H100",
-    "GH200",
-    "H200",
-    "H800",
-    "H20",
-    "A100",
-    "A800",
-    "A40",
-    "A30",
-    "A10",
-    "V100",
-    "P100",
-    "T4",
-    "L40S",
-    "L40",
-    "L4",
-    "B200",
-    "GB200",
-    "B300",
-    "GB300",
-    "MI355X",
-    "MI350X",
-    "MI325X",
-    "MI300X",
-    "MI308X",
-    "MI250X",
-    "MI210",
-    "MI100",
-    "RTX-6000-Ada",
-    "RTX-5090",
-    "RTX-4090",
-    "RTX-3090",
-    "Gaudi2",
-    "Ascend-910B",
-    "TPU-v5p",
-    "TPU-v4",
+_ACCELERATORS = (
+    "H100", "GH200", "H200", "H800", "H20", "A100", "A800", "A40", "A30", "A10", "V100", "P100", "T4", "L40S", "L40",
+    "L4", "B200", "GB200", "B300", "GB300", "MI355X", "MI350X", "MI325X", "MI300X", "MI308X", "MI250X", "MI210",
+    "MI100", "RTX-6000-Ada", "RTX-5090", "RTX-4090", "RTX-3090", "Gaudi2", "Ascend-910B", "TPU-v5p", "TPU-v4",
     "Trainium2",
-]
+)  # fmt: skip
 """Accelerators that `find_device` knows, of which the nearest is taken for an unknown one; the first for no word."""
 
 

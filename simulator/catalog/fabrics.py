@@ -73,7 +73,8 @@ def _read_fabrics() -> dict[str, FabricDefault]:
         kind: FabricDefault(
             kind,
             entry["share"],
-            *entry["share_range"],
+            entry["share_range"][0],
+            entry["share_range"][1],
             parse(entry["latency"], Dimension.TIME),
             parse(entry["launch"], Dimension.TIME),
             entry["sources"]["share"],

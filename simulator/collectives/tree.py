@@ -71,7 +71,8 @@ def busiest_share(nodes: IntArray) -> FloatArray:
     >>> busiest_share(np.array([1, 2, 3, 4, 100])).tolist()
     [0.0, 0.5, 0.75, 1.0, 1.0]
     """
-    return np.minimum(np.maximum(nodes - 1, 0) * np.where(nodes > 2, 0.375, 0.5), 1.0)
+    share: FloatArray = np.minimum(np.maximum(nodes - 1, 0) * np.where(nodes > 2, 0.375, 0.5), 1.0)
+    return share
 
 
 def _level(placement: Placement, level: int, share: float | None = None) -> Edges:
