@@ -8,6 +8,12 @@ import typer
 
 from meshwise.reports.pictures.accuracy import draw_accuracy
 from meshwise.reports.tables import console, print_accuracy
+from meshwise.scenarios.collectives.accuracy import (
+    format_collectives_csv,
+    predict_messages,
+    summarize_collectives,
+)
+from meshwise.scenarios.collectives.rows import is_collective_file, read_messages
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
@@ -23,15 +29,22 @@ from meshwise.scenarios.published.accuracy import (
 
 
 def accuracy(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Rows (.jsonl), or scenarios with `measured`.")],
-    out: Annotated[str | None, typer.Option(help="Write one line a run (.csv).")] = None,
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Rows (.jsonl), scenarios with `measured`, or text of nccl-tests.")
+    ],
+    out: Annotated[str | None, typer.Option(help="Write one line a run, or a message of a collective (.csv).")] = None,
     picture: Annotated[str | None, typer.Option(help="Draw predicted over measured (.png, .svg).")] = None,
     plots: Annotated[str | None, typer.Option(help="Folder for pictures by source, size and technique (.png).")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with words that are not understood.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare predictions with measured runs; a run that cannot be predicted is listed with its reason."""
+    """Compare predictions with measured runs or collectives; what cannot be predicted is listed with its reason."""
     check_output(out, (".csv",))
+    if is_collective_file(path):
+        if picture is not None or plots is not None:
+            raise ValueError("--picture and --plots go with training runs, met a file of collectives")
+        _judge_collectives(path, out, as_json)
+        return
     check_output(picture, (".png", ".svg"))
     place = make_folder(plots) if plots is not None else None
     ticker = Ticker()
@@ -49,6 +62,39 @@ def accuracy(
         emit(result)
     else:
         _print(predictions, result)
+
+
+def _judge_collectives(path: str, out: str | None, as_json: bool) -> None:
+    messages, skipped = read_messages(path)
+    ticker = Ticker()
+    predictions = predict_messages(messages, lambda num_done, count: ticker(f"{num_done} of {count} messages"))
+    ticker.clear()
+    result = summarize_collectives(predictions, skipped)
+    if out is not None:
+        write(out, format_collectives_csv(predictions))
+    if as_json:
+        emit(result)
+        return
+    rows = [
+        (
+            name,
+            str(entry["count"]),
+            *(f"{entry[key]:.1%}" for key in ("mape", "median")),
+            f"{entry['bias']:+.1%}",
+            f"{entry['inside']:.0%}",
+        )
+        for name, entry in {**result["sources"], **result["groups"]}.items()
+        if entry["count"]
+    ]
+    print_table(("collectives", "messages", "mean error", "median", "bias", "in interval"), rows)
+    for entry in result["assumptions"][:_SHOWN]:
+        note(f"assumed for {entry['rows']}: {entry['assumption']}")
+    for entry in result["skipped"][:_SHOWN]:
+        note(f"skipped line {entry['line']}: {entry['reason']}")
+
+
+_SHOWN = 10
+"""Assumptions and skipped lines that are printed; --json and --out have all."""
 
 
 def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from meshwise.scenarios.calibration.published_timings import (
     to_json,
     to_markdown,
 )
+from meshwise.scenarios.collectives.text_fit import find_cluster, fit_links_to_file
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.reader import dump_yaml
@@ -64,12 +65,26 @@ def calibrate(
     accelerator: Names = None,
     leave_out: LeftOut = None,
     report: Annotated[str | None, typer.Option(help="With --from: write the errors as a page (.md).")] = None,
+    collectives: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Fit the links of a machine to text of nccl-tests or rows of collectives."),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="PRESET|FILE", help="With --collectives: the machine that was measured."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
+    """Measure this machine into a cluster file; or fit links or accelerators to timings."""
     options: dict[str, object] = {"--accelerator": accelerator, "--leave-out": leave_out, "--report": report}
     stated_options = ", ".join(name for name, value in options.items() if value is not None)
-    if rows is None:
+    if machine is not None and collectives is None:
+        raise ValueError("--cluster goes with --collectives FILE, met no --collectives")
+    if collectives is not None:
+        if stated_options or rows is not None:
+            raise ValueError(f"--collectives goes with --cluster and --out, met {stated_options or '--from'}")
+        _fit_collectives(collectives, machine, out, as_json)
+    elif rows is None:
         if stated_options:
             raise ValueError(f"{stated_options} goes with --from ROWS.jsonl, met no --from")
         _measure(out, device, processes, seconds, as_json)
@@ -83,6 +98,15 @@ def calibrate(
         _fit_links(rows, leave_out or [], out, report, as_json)
     else:
         _fit_kernels(rows, accelerator or [], leave_out or [], out, report, as_json)
+
+
+def _fit_collectives(path: str, machine: str | None, out: str | None, as_json: bool) -> None:
+    check_output(out, (".yaml", ".yml"))
+    fit = fit_links_to_file(path, None if machine is None else find_cluster(machine))
+    counts = f"{fit.inside} messages inside a node, {fit.between} between nodes"
+    note(f"mean error of {counts}: {fit.prior_error:.1%} before, {fit.error:.1%} after the fit")
+    comment = f"Links fitted by `meshwise calibrate` to {Path(path).name}: {counts}, {fit.error:.1%} off in the mean."
+    _show_cluster(fit.machine, out, as_json, comment)
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:

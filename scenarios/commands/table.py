@@ -26,12 +26,14 @@ COMMANDS = {
     ),
     "execute": "Run a plan for real on this machine and set measurement against prediction.",
     "export": "Say a plan in another system's words; what that system cannot say is refused.",
-    "calibrate": "Measure this machine into a cluster file; or fit accelerators or links to published timings.",
+    "calibrate": "Measure this machine into a cluster file; or fit links or accelerators to timings.",
     "capture": (
         "Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."
     ),
     "demo": "Show the whole chain on this machine: calibrate, search a plan, run it, compare and report.",
-    "accuracy": "Compare predictions with measured runs; a run that cannot be predicted is listed with its reason.",
+    "accuracy": (
+        "Compare predictions with measured runs or collectives; what cannot be predicted is listed with its reason."
+    ),
     "benchmark": "Measure the program's own speed on this machine, in CPU time of one core.",
     "doctor": "Show versions, cores, GPUs, what is installed and what is missing.",
 }

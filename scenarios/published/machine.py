@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwise.scenarios.published.devices import Device, find_device
+from meshwise.scenarios.published.fabrics import bridged_generation, wire_nics
 from meshwise.scenarios.published.frameworks import launch_time
 from meshwise.scenarios.published.row import GB, Row, Skip
 from meshwise.scenarios.published.vocabulary.reading import find_words
@@ -102,8 +103,6 @@ def pcie_generation(row: Row) -> int | None:
     return int(match[1]) if match else 4
 
 
-NCCL_SHARE = 0.96
-"""Fraction of a NIC's line rate that NCCL assumes: 12.0 GB/s for 100 Gb/s (src/graph/topo.h)."""
 PCIE_RATE = {2: 6 * GB, 3: 12 * GB, 4: 24 * GB, 5: 48 * GB, 6: 96 * GB}
 """Bytes/s of 16 PCIe lanes by generation, as NCCL assumes (src/graph/topo.h, PCI_BW 12.0 for generation 3)."""
 
@@ -213,7 +212,8 @@ def _apply_four_bits(row: Row, base: Accelerator) -> Accelerator:
 
 def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
     """Return a node with the row's stated links instead of the catalogue's."""
-    generation = pcie_generation(row) or device.pcie
+    slot_generation = 5 if device.preset in ("dgx-h100", "dgx-h200", "dgx-b200") else 4
+    generation = pcie_generation(row) or device.pcie or bridged_generation(row, node.devices, slot_generation)
     if generation and node.devices > 1:
         pcie = node.host.pcie
         latency = pcie.link.latency if pcie is not None else node.nic.latency
@@ -223,13 +223,4 @@ def _wire_node(row: Row, device: Device, node: Node, count: int) -> Node:
         node = replace(node, network=replace(node.network, link=replace(node.network.link, bandwidth=device.link * GB)))
     if count == 1:
         return node
-    rate = nic_rate(row, node.devices)
-    if rate is None:
-        return node
-    total = rate * NCCL_SHARE
-    node_bandwidth = node.nics * node.nic.bandwidth
-    # within 10 % a stated rate is the catalogue's, rounded
-    if 0.9 <= total / node_bandwidth <= 1.1:
-        return node
-    row.assume(f"NICs of {rate * 8 / GB:.4g} Gb/s a node in all, as the row states")
-    return replace(node, nic=replace(node.nic, bandwidth=total / node.nics))
+    return wire_nics(row, node, nic_rate(row, node.devices))

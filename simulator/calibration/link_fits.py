@@ -41,7 +41,8 @@ class LinkFigures:
 class PhaseTerm(NamedTuple):
     """One phase of a collective: (steps, bytes per byte of its size) inside nodes and between them.
 
-    ``copy_bytes`` are the bytes inside nodes that `CommunicationLibrary.own` multiplies.
+    ``copy_bytes`` are the bytes inside nodes that `CommunicationLibrary.own` multiplies. ``repeats_launch`` says that
+    every phase pays one-time costs, as those of hierarchical collectives do.
     """
 
     inside: tuple[float, float]
@@ -49,11 +50,13 @@ class PhaseTerm(NamedTuple):
     copy_bytes: float
     is_switched: bool
     is_messages: bool
+    repeats_launch: bool = False
 
     def time(self, figures: LinkFigures, size: FloatArray, is_first: bool) -> FloatArray:
-        """Return the seconds of the phase for every size; only the first phase includes one-time costs."""
+        """Return the seconds of the phase for every size; only the first phase includes one-time costs, or all."""
         library, link, nic = figures.library, figures.link, figures.nic
-        launch = max(link.launch if self.inside[1] else 0.0, nic.launch if self.between[1] else 0.0) * is_first
+        launch = max(link.launch if self.inside[1] else 0.0, nic.launch if self.between[1] else 0.0)
+        launch *= is_first or self.repeats_launch
         waits = self.inside[0] * link.latency, self.between[0] * nic.latency
         steps = max(waits) if self.is_messages else sum(waits)  # messages are under way together
         inside = (self.inside[1] + self.copy_bytes * library.own) / link.bandwidth
@@ -121,12 +124,20 @@ def _list_algorithm_terms(row: CollectiveRow) -> tuple[Terms, ...]:
 
 @lru_cache(maxsize=4096)
 def build_terms(name: str, nodes: int, group: tuple[int, ...], collective: Collective, algorithm: Algorithm) -> Terms:
+    """Return the terms of a collective's phases on nodes of a machine of the catalogue."""
+    return build_cluster_terms(cluster(name, nodes), group, collective, algorithm)
+
+
+@lru_cache(maxsize=4096)
+def build_cluster_terms(
+    machine: Cluster, group: tuple[int, ...], collective: Collective, algorithm: Algorithm
+) -> Terms:
     """Return the terms of a collective's phases, taken from the phases that the simulator builds.
 
     With unit figures on one kind of link and none on the other, times equal the steps and bytes on that kind.
     """
     inside, copying, between = (
-        _replace_links(cluster(name, nodes), *links)
+        _replace_links(machine, *links)
         for links in ((_UNIT, _NONE, LOSSLESS), (_UNIT, _NONE, CommunicationLibrary(own=1.0)), (_NONE, _UNIT, LOSSLESS))
     )
     parts = [phases(machine, collective, algorithm, np.array([group])) for machine in (inside, copying, between)]
@@ -137,6 +148,7 @@ def build_terms(name: str, nodes: int, group: tuple[int, ...], collective: Colle
             _busiest_time(copying, copying_phase) - _busiest_time(inside, inside_phase),
             inside_phase.launch is None,
             inside_phase.messages,
+            algorithm is Algorithm.HIERARCHICAL,
         )
         for inside_phase, copying_phase, between_phase in zip(*parts, strict=True)
     )

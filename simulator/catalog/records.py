@@ -6,7 +6,9 @@ take precedence over the record's own. ``sources`` maps the path of a figure, or
 a text; ``assumed`` lists figures that no document states. The entry with the longest path applies.
 
 A link of a cluster may be a name instead: it then has the figures fitted to published collectives
-(`meshwise.simulator.calibration`), with ``links`` times the bandwidth, and inside a node also their library.
+(`meshwise.simulator.calibration`), with ``links`` times the bandwidth, and inside a node also their library. A NIC of
+which only the line ``rate`` is known names its kind of ``fabric``, which tells the rest
+(`meshwise.simulator.catalog.fabrics`).
 """
 
 import json
@@ -15,6 +17,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from meshwise.simulator.catalog.fabrics import fabric_default
 from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.units import Dimension, parse
 
@@ -140,6 +143,17 @@ def list_fitted_links(*, inside: bool) -> tuple[Link, ...]:
     return tuple(build_link(entry) for entry in entries if ("library" in entry) is inside)
 
 
+LINE_RATES = {"roce-400g": 50e9, "efa-3200g": 50e9, "efa-400g": 12.5e9, "tcpx-200g": 25e9}
+"""Line rates, in bytes/s, of the NICs that were fitted to published collectives."""
+
+
+def find_fitted_link(name: str) -> tuple[Link, float]:
+    """Return a fitted NIC by name, and its line rate in bytes/s; ``ValueError`` names the known ones."""
+    if name not in LINE_RATES:
+        raise ValueError(f"a fitted NIC is one of {', '.join(LINE_RATES)}, met {name[:40]}")
+    return build_link(_read_json("calibration/links.json")[name]), LINE_RATES[name]
+
+
 def build_link(figures: dict[str, Any]) -> Link:
     """Return the link with the figures of a record."""
     latency, launch = (parse(figures.get(name, "0 us"), Dimension.TIME) for name in ("latency", "launch"))
@@ -161,7 +175,25 @@ def _read_table(kind: str) -> dict[str, Any]:
         for network_key in ("intra_node", "inter_node"):
             if "link" in entry.get(network_key, {}):
                 _fill_link(entry, network_key, fits)
+        if "fabric" in entry.get("inter_node", {}):
+            _fill_fabric(entry)
     return table
+
+
+def _fill_fabric(cluster_entry: dict[str, Any]) -> None:
+    """Replace kind and rate of a fabric by the figures of a NIC, and add their sources; changes the entry in place."""
+    figures = cluster_entry["inter_node"]
+    default, rate = fabric_default(figures.pop("fabric")), figures.pop("rate")
+    nic = default.nic(parse(rate, Dimension.BANDWIDTH))
+    figures |= {
+        "latency": f"{nic.latency * 1e6:g} us",
+        "bandwidth": f"{nic.bandwidth * 1e-9:g} GB/s",
+        "launch": f"{nic.launch * 1e6:g} us",
+    }
+    text = f"{default.share:g} of {rate}, default of {default.kind} fabrics ({default.low:g} to {default.high:g}): "
+    cluster_entry["sources"] |= {
+        f"inter_node.{key}": ["derived", text + default.source] for key in ("latency", "bandwidth", "launch")
+    }
 
 
 def _read_json(name: str) -> Any:

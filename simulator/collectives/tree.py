@@ -5,7 +5,7 @@ from math import ceil, log2
 import numpy as np
 
 from meshwise.simulator.collectives.placement import Placement
-from meshwise.simulator.collectives.ring import channels, node_rings
+from meshwise.simulator.collectives.ring import channels, count_rails, node_rings
 from meshwise.simulator.collectives.traffic import (
     Edges,
     Phase,
@@ -15,7 +15,7 @@ from meshwise.simulator.collectives.traffic import (
     traffic,
     with_launch,
 )
-from meshwise.simulator.interconnect.routes import FloatArray
+from meshwise.simulator.interconnect.routes import FloatArray, IntArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
 
@@ -29,8 +29,7 @@ def tree(cluster: Cluster, placement: Placement, rounds: int) -> tuple[Phase, ..
     its NICs: for two nodes of many ranks nearly half of the ``rounds * (n - 1) / n`` of a ring.
 
     In a tree over ``2**levels`` nodes ``2**(levels - 1)`` edges join nodes at distance 1, half as many join nodes at
-    distance 2, and so on. The position of a node in the tree is not modelled: the load is the mean over all rotations,
-    so that all nodes carry the same.
+    distance 2, and so on. The position of a node in the tree is not modelled: all nodes carry what the busiest does.
 
     References
     ----------
@@ -55,7 +54,25 @@ def node_trees(cluster: Cluster, placement: Placement) -> tuple[list[Traffic], F
     else:
         levels = [traffic(cluster, num_groups, [_level(placement, level)]) for level in range(count)]
         steps = sum((level.latency for level in levels), np.zeros(num_groups))
-    return [level_traffic.with_size((placement.nodes - 1.0) / placement.nodes) for level_traffic in levels], steps
+    return [level_traffic.with_size(busiest_share(placement.nodes)) for level_traffic in levels], steps
+
+
+def busiest_share(nodes: IntArray) -> FloatArray:
+    """Return the bytes that the busiest node sends in one round per byte of size, by number of nodes.
+
+    Each tree carries half of the data. An inner node with two children sends half of the size up once and down twice in
+    two rounds, and in the other tree, where it is a leaf, half of the size up: 2 in two rounds. Two nodes are root and
+    leaf by turns: ``(1/2 + 1/2) / 2``; of three, inner nodes have one child: ``(1/2 + 1/2 + 1/2) / 2`` [2]_.
+
+    References
+    ----------
+    .. [2] NVIDIA/nccl, src/graph/trees.cc: ``ncclGetDtree``.
+
+    >>> busiest_share(np.array([1, 2, 3, 4, 100])).tolist()
+    [0.0, 0.5, 0.75, 1.0, 1.0]
+    """
+    share: FloatArray = np.minimum(np.maximum(nodes - 1, 0) * np.where(nodes > 2, 0.375, 0.5), 1.0)
+    return share
 
 
 def _level(placement: Placement, level: int, share: float | None = None) -> Edges:
@@ -64,11 +81,12 @@ def _level(placement: Placement, level: int, share: float | None = None) -> Edge
     ``share`` is their fraction of all edges; by default that of a binary tree.
     """
     levels = np.ceil(np.log2(placement.nodes)).astype(np.int64)[placement.group]
-    seat, channel = channels(placement)
+    rails = count_rails(placement)
+    seat, channel = channels(placement, rails)
     has_level = levels[seat] > level
     seat, channel = seat[has_level], channel[has_level]
     part = 2.0 ** (levels[seat] - 1 - level) / (2.0 ** levels[seat] - 1) if share is None else share
-    weight = part / 2 / placement.channels[placement.group[seat]]
+    weight = part / 2 / rails[placement.group[seat]]
     source = placement.device[placement.start[seat] + channel]
     ends = [
         placement.device[placement.start[placement.neighbour(distance)[seat]] + channel]

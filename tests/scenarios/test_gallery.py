@@ -122,7 +122,6 @@ FASTER: list[tuple[str, dict[str, Any]]] = [
     ("uneven-stages", {"plan.stages": "even"}),
     ("mixed-devices", {"plan.stages": "even"}),
     *(("uneven-batches", {"plan.microbatch": size}) for size in (1, 2, 4, 7)),
-    ("tensor-parallel-2d", ONE_ROW),
     ("tensor-parallel-2.5d", ONE_GRID),
     ("partial-optimizer-offload", {"plan.offload": ["optimizer"]}),
 ]

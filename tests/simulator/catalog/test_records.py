@@ -98,11 +98,11 @@ def test_links_are_near_what_nccl_counts_and_below_the_data_sheet() -> None:
         assert found < counted * 1e9 * 1.01 or name == "dgx-2-v100-32gb"  # NVLink 2 is measured at 22 to 24 GB/s
 
 
-def test_nics_are_what_nccl_counts() -> None:
-    """12.0 GB/s per 100 Gb/s of a NIC."""
+def test_nics_of_unmeasured_machines_reach_what_is_usual_for_their_fabric() -> None:
+    """0.84 of line rate on InfiniBand: 10.5 GB/s per 100 Gb/s of a NIC."""
     nics = {"dgx-1-v100-32gb": 100, "dgx-a100-40gb": 200, "dgx-h100": 400, "gb300-nvl72": 800, "azure-nd-h200-v5": 400}
     for name, gigabits in nics.items():
-        assert cluster(name).first_node.nic.bandwidth == 12e9 * gigabits / 100
+        assert cluster(name).first_node.nic.bandwidth == pytest.approx(0.84 * 1e9 * gigabits / 8)
 
 
 def test_only_nvlink_4_and_later_switches_reduce() -> None:

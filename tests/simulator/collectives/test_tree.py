@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.collectives.choose import phases
 from meshwise.simulator.collectives.placement import place_groups
-from meshwise.simulator.collectives.tree import _level
+from meshwise.simulator.collectives.tree import _level, busiest_share
 from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import build_homogeneous
@@ -81,8 +81,14 @@ def test_trees_of_different_heights_at_once() -> None:
 
 @given(st.integers(2, 9), st.integers(1, 4), st.sampled_from([REDUCE, BROADCAST]))
 @MANY
-def test_every_nic_carries_what_a_ring_of_nodes_puts_on_it(nodes: int, ranks: int, collective: Collective) -> None:
-    """``(m - 1) / m`` of the size for ``m`` nodes against ``(n - 1) / n`` for ``n`` ranks; ports 1 against that."""
+def test_every_nic_carries_what_the_busiest_node_of_two_trees_sends(
+    nodes: int, ranks: int, collective: Collective
+) -> None:
+    """1/2, 3/4 or all of the size for 2, 3 or more nodes against ``(n - 1) / n`` for ``n`` ranks; ports 1 against that.
+
+    An inner node with two children sends half of the size up and twice half down, and as a leaf of the other tree half
+    up: 2 of the size in the two rounds of an all-reduce.
+    """
     cluster = machine(9, 4)
     groups = np.array([[4 * node + rank for node in range(nodes) for rank in range(ranks)]])
     sums = []
@@ -92,8 +98,27 @@ def test_every_nic_carries_what_a_ring_of_nodes_puts_on_it(nodes: int, ranks: in
         by_link[phase.link] = phase.load
         sums.append(by_link)
     of_nic = np.array([interconnect(cluster).kind(link).startswith("nic") for link in range(len(sums[0]))])
-    share = np.where(of_nic, (nodes - 1) / nodes, 1.0) / ((nodes * ranks - 1) / (nodes * ranks))
+    busiest = {2: 0.5, 3: 0.75}.get(nodes, 1.0)
+    share = np.where(of_nic, busiest, 1.0) / ((nodes * ranks - 1) / (nodes * ranks))
     assert sums[0] * share == pytest.approx(sums[1], rel=1e-12)
+
+
+def test_no_tree_of_nccl_sends_more_than_the_busiest_node_here() -> None:
+    """Both trees built as NCCL's ``ncclGetDtree`` does, for every number of nodes: the most any node sends."""
+    for nodes in range(2, 40):
+        sent = np.zeros(nodes)
+        for tree in (0, 1):
+            for node in range(1, nodes):
+                low = node & -node
+                parent = (node ^ low) | (low << 1)
+                parent = parent if parent < nodes else node ^ low
+                if nodes % 2:  # an odd number shifts, an even one mirrors
+                    child, father = ((x + tree) % nodes for x in (node, parent))
+                else:
+                    child, father = ((nodes - 1 - x if tree else x) for x in (node, parent))
+                sent[child] += 0.5  # half of the size up
+                sent[father] += 0.5  # and down
+        assert sent.max() == 2 * busiest_share(np.array([nodes]))[0]
 
 
 DEVICE = Accelerator("d", (("fp32", 1e12),), 1e9, 1e12)

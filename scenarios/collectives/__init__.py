@@ -1,0 +1,1 @@
+"""Measured collectives of any machine: read, predicted and judged."""
