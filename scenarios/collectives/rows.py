@@ -5,17 +5,16 @@ word that is not known never drops a row: the nearest one is taken and told.
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.published.machine import build_machine
-from meshwise.scenarios.published.row import Row, Skip
+from meshwise.scenarios.published.row import Row
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.calibration.collective_rows import Skipped
 from meshwise.simulator.calibration.nccl_tests import CollectiveRun, looks_like_nccl_tests, read_nccl_tests
@@ -154,7 +153,9 @@ def _parse_row(line: str, number: int, source: str) -> MeasuredMessage:
     if "deepep" in tool or "nvbandwidth" in tool:
         raise ValueError(f"measured with {tool[:20]}, not a collective of a communication library")
     name, known = _find_operation(row)
-    ranks = row.require_count("n_ranks", MAX_RANKS)
+    ranks = row.count("n_ranks", MAX_RANKS)
+    if ranks is None:
+        raise ValueError("n_ranks is a number above 0, met none")
     nodes = row.count("n_nodes", MAX_RANKS) or 1
     if not row.states("n_nodes"):
         row.assume("n_nodes 1 (not stated)")
@@ -251,38 +252,9 @@ def find_machine(fields: Mapping[str, Any], ranks: int, nodes: int) -> tuple[Clu
 def _find_machine(words: tuple[tuple[str, str], ...], ranks: int, nodes: int) -> tuple[Cluster, tuple[str, ...], bool]:
     fields: dict[str, Any] = dict(words) | {"devices_per_node": ranks // nodes, "n_devices": ranks}
     row = Row(fields)
-    try:
-        machine, known = build_machine(row, ranks), True
-    except Skip as reason:
-        substitute = _find_nearest_accelerator(row.text("accelerator"))
-        row = Row(fields | {"accelerator": substitute})
-        row.assume(f"{reason}: links and wiring of a {substitute}, with a wider interval")
-        machine, known = build_machine(row, ranks), False
-    return machine, tuple(line for line in row.assumed if _concerns_links(line)), known
-
-
-_ACCELERATORS = (
-    "H100", "GH200", "H200", "H800", "H20", "A100", "A800", "A40", "A30", "A10", "V100", "P100", "T4", "L40S", "L40",
-    "L4", "B200", "GB200", "B300", "GB300", "MI355X", "MI350X", "MI325X", "MI300X", "MI308X", "MI250X", "MI210",
-    "MI100", "RTX-6000-Ada", "RTX-5090", "RTX-4090", "RTX-3090", "Gaudi2", "Ascend-910B", "TPU-v5p", "TPU-v4",
-    "Trainium2",
-)  # fmt: skip
-"""Accelerators that `find_device` knows, of which the nearest is taken for an unknown one; the first for no word."""
-
-
-def _find_nearest_accelerator(name: str) -> str:
-    """Return the known accelerator whose name is most like a word of an unknown one.
-
-    >>> _find_nearest_accelerator("mi200 series"), _find_nearest_accelerator("nvidia graphics device")
-    ('MI210', 'H100')
-    """
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if any(letter.isdigit() for letter in word)]
-    ratios = [
-        (max((SequenceMatcher(None, word, known.lower()).ratio() for word in words), default=0.0), -index)
-        for index, known in enumerate(_ACCELERATORS)
-    ]
-    ratio, index = max(ratios)
-    return _ACCELERATORS[-index] if ratio >= 0.6 else _ACCELERATORS[0]
+    machine = build_machine(row, ranks)
+    is_known = bool(row.reading("accelerator").word)
+    return machine, tuple(line for line in row.assumed if _concerns_links(line)), is_known
 
 
 def _concerns_links(assumption: str) -> bool:

@@ -1,9 +1,8 @@
 import pytest
 
-from meshwise.scenarios.published.frameworks import apply_software, attention_kernel, launch_time
+from meshwise.scenarios.published.frameworks import attention_kernel, launch_time
 from meshwise.scenarios.published.network import build_model, find_model
 from meshwise.scenarios.published.row import Row, Skip
-from meshwise.simulator.catalog import accelerator
 from meshwise.simulator.models.encoders import T5, Bert
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.models.transformer import Transformer
@@ -101,13 +100,6 @@ def test_how_fast_hosts_launch(framework: str, microseconds: int) -> None:
     row = Row({"framework": framework})
     assert launch_time(row) == pytest.approx(microseconds * 1e-6)
     assert len(row.assumed) == (microseconds > 0)
-
-
-def test_products_of_early_libraries_on_the_h100() -> None:
-    h100, a100 = accelerator("h100-80gb"), accelerator("a100-80gb")
-    foundry, other = Row({"framework": "llm-foundry"}), Row({"framework": "NeMo"})
-    assert apply_software(foundry, h100).sustained == 1.25 and foundry.assumed
-    assert apply_software(other, h100) == h100 and apply_software(foundry, a100) == a100
 
 
 def test_what_is_missing_follows_from_the_rest() -> None:
