@@ -10,7 +10,7 @@ from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, pass_memory, peak_activations
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
-from meshwise.strategies.lowering.costs.memory import Boundary
+from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary
 from meshwise.strategies.lowering.costs.offload import HostShare
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, flat_gradient_bytes
 from meshwise.strategies.lowering.costs.weights import Unit
@@ -18,6 +18,7 @@ from meshwise.strategies.lowering.residents import StateCopies, count_copies, co
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, bucket_limit, fill_buckets, with_whole_units
 from meshwise.strategies.lowering.tasks.fully_sharded import (
+    BlockChanges,
     Sharing,
     find_sharing,
     list_changes,
@@ -45,6 +46,14 @@ class _Room(NamedTuple):
 
     capacity: NDArray[np.float64]
     reserved: IntArray
+
+
+class StagePass(NamedTuple):
+    """What the blocks of a stage hold in a pass, in its order: activations, and ``changes`` besides."""
+
+    blocks: list[BlockMemory]
+    changes: tuple[BlockChanges, ...]
+    kind: ActionKind
 
 
 class PlanMemory:
@@ -121,7 +130,7 @@ class PlanMemory:
     def _find_pass_peaks(self, plan: Plan) -> IntArray:
         """Return the most bytes that passes hold, by pipeline position."""
         passes, stages, states = self.costs.find_keys(plan)
-        sharing = self._find_sharing(plan)
+        sharing = self.find_sharing(plan)
         if sharing.gradients or sharing.begins_gradients:
             order = plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks
             peaks = self._find_shared_peaks(order, passes, stages, states, sharing)
@@ -129,6 +138,24 @@ class PlanMemory:
             order = plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks
             peaks = self._find_plain_peaks(order, passes, stages)
         return np.maximum(peaks, self._count_flat_gradients(stages, states)) if self._flattens_gradients else peaks
+
+    def list_block_choices(self, plan: Plan, stage: int) -> list[tuple[str, LayerRecompute]]:
+        """Return the blocks of a stage in order, each with what is recomputed of it."""
+        passes, stages, _ = self.costs.find_keys(plan)
+        kind = stages.kinds.kind_of[stage]
+        runs = self.costs.blocks.list_runs(
+            stages.cut, stages.kinds.kinds[kind], stages.find_recompute(passes.recompute, kind)
+        )
+        return [(block, choice) for block, count, choice in runs for _ in range(count)]
+
+    def list_stage_passes(self, plan: Plan, stage: int) -> dict[int, StagePass]:
+        """Return what the blocks of a stage hold in its passes, by variant."""
+        passes, stages, states = self.costs.find_keys(plan)
+        sharing = self.find_sharing(plan)
+        boundary = self.costs.find_buffered_boundary(passes.run, stages, stage)
+        first_elements = self.costs.list_first_gradients(stages, states, stage) if sharing.begins_gradients else ()
+        block_choices = self.list_block_choices(plan, stage)
+        return self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
 
     @memoise
     def _find_plain_peaks(self, order: ScheduleOrder, passes: PassKey, stages: StageKey) -> IntArray:
@@ -155,7 +182,7 @@ class PlanMemory:
         result: IntArray = flat_bytes + elements * self.training.gradient_bytes * begins
         return result
 
-    def _find_sharing(self, plan: Plan) -> Sharing:
+    def find_sharing(self, plan: Plan) -> Sharing:
         """Return what data ranks share; the same value for all plans that share nothing."""
         begins = self.costs.find_keys(plan).run.allocates_gradients
         if plan.zero < 2 and not begins:
@@ -181,12 +208,11 @@ class PlanMemory:
             recompute = stages.find_recompute(passes.recompute, kind)
             runs = self.costs.blocks.list_runs(stages.cut, stages.kinds.kinds[kind], recompute)
             block_choices = [(block, choice) for block, count, choice in runs for _ in range(count)]
-            pass_memories[site] = self._list_pass_memories(
-                passes, states, sharing, block_choices, boundary, first_elements
-            )
+            stage_passes = self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
+            pass_memories[site] = {variant: pass_memory(*row) for variant, row in stage_passes.items()}
         return [pass_memories[site] for site in sites]
 
-    def _list_pass_memories(
+    def _list_block_passes(
         self,
         passes: PassKey,
         states: StateKey,
@@ -194,8 +220,8 @@ class PlanMemory:
         block_choices: list[tuple[str, LayerRecompute]],
         boundary: Boundary,
         first_elements: tuple[int, ...],
-    ) -> dict[int, PassMemory]:
-        """Return the memory of the passes of a stage, by variant.
+    ) -> dict[int, StagePass]:
+        """Return what the blocks of a stage hold in its passes, by variant.
 
         ``block_choices`` are the names of its blocks, with what is recomputed of each.
         """
@@ -233,7 +259,7 @@ class PlanMemory:
                 lasting_elements=first_elements,
             )
             pass_blocks = (first_memories if variant >= FIRST_OFFSET else memories)[::turn]
-            result[variant] = pass_memory(pass_blocks, block_changes, kind)
+            result[variant] = StagePass(pass_blocks, block_changes, kind)
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:

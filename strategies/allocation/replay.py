@@ -1,0 +1,231 @@
+"""Reserved memory of plans: the allocations of a step on the fullest ranks, replayed in torch's caching allocator.
+
+A pipeline whose stages are full adds no allocation of a new size, so that a step of few microbatches is replayed.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwise.simulator.memo import memoise
+from meshwise.simulator.program import Category
+from meshwise.strategies.allocation.block_passes import (
+    BlockTensors,
+    PassEvents,
+    find_block_tensors,
+    fit_kept,
+    record_backward,
+    record_forward,
+    record_part,
+)
+from meshwise.strategies.allocation.caching_allocator import UNLIMITED, Events, Reservation, replay
+from meshwise.strategies.allocation.rank_events import BlockPass, RankRecorder
+from meshwise.strategies.bounds.memory import PlanMemory
+from meshwise.strategies.lowering.costs.keys import RunKey
+from meshwise.strategies.lowering.costs.liveness import Moment
+from meshwise.strategies.lowering.costs.memory import BlockMemory
+from meshwise.strategies.lowering.residents import count_copies, count_residents
+from meshwise.strategies.lowering.costs.offload import HostShare
+from meshwise.strategies.lowering.costs.optimizer import flat_gradient_bytes
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
+from meshwise.strategies.plan.offloading import select_fraction
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import LayerRecompute
+from meshwise.strategies.schedules.orders import list_actions
+from meshwise.strategies.schedules.schedule import KINDS, ActionKind
+
+PLANNING_FRAMEWORKS = ("xla", "mindspore")
+"""Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
+optimized memory allocation solver", by which the operators of a graph share one static block."""
+
+
+def plans_memory(problem: Problem) -> bool:
+    """Return whether memory is planned or pageable, so that nothing is reserved beside tensors."""
+    is_host = any(device.computes_collectives for device in problem.cluster.accelerators)
+    return is_host or problem.training.framework in PLANNING_FRAMEWORKS
+
+
+class PlanReplay:
+    """Replays steps of one problem's plans; what plans share is worked out once."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        self.costs, self.problem, self.training = costs, costs.problem, costs.problem.training
+        self.memory = costs.get_shared(PlanMemory)
+
+    def list_events(self, plan: Plan, position: int) -> Events:
+        """Return the allocations and releases of a step on a rank of a pipeline position.
+
+        ``plan`` has one size of microbatches, and its memory needs no simulation.
+        """
+        short_plan = shorten_step(plan)
+        sharing = self.memory.find_sharing(plan)
+        recorder = RankRecorder(sharing.num_held)
+        self._allocate_residents(recorder, plan, position)
+        rows = list_actions(plan.schedule, plan.pipeline, short_plan.ordered_microbatches, plan.chunks)
+        variants = list_variants(rows, sharing.find_special_passes(rows))
+        variants += FIRST_OFFSET * (find_first_gradients(rows) & sharing.begins_gradients)
+        stage_passes = {stage: self._list_passes(plan, stage) for stage in plan.stages_at(position)}
+        for index in range(rows.start[position], rows.start[position + 1]):
+            stage, microbatch = int(rows.stage[index]), int(rows.microbatch[index])
+            kind, blocks = KINDS[rows.kind[index]], stage_passes[stage].find(int(variants[index]))
+            for number, block in enumerate(blocks):
+                place = number if kind is ActionKind.FORWARD else len(blocks) - 1 - number
+                recorder.run_block((stage, place, microbatch), block, is_last=number == len(blocks) - 1)
+        self._step_optimizer(recorder, plan, position)
+        return recorder.build()
+
+    def _allocate_residents(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
+        """Allocate what stays for the whole step: parameters, gradients, states, and a framework's buffers."""
+        _, stages, states = self.costs.find_keys(plan)
+        share = HostShare(select_fraction(plan.offload.optimizer, position))
+        parameters = self.costs.count_parameters(stages).positions[position]
+        buffers, copies = self.costs.buffers(plan)[position], count_copies(self.costs, plan)[position]
+        residents = count_residents(self.training, states, parameters, buffers, share, copies).device
+        shares = self._list_shares(plan, position)
+        for category, size in residents.items():
+            # Gradients that stay lie in one piece, for the framework adds to it and reduces it.
+            is_whole = category in (Category.GRADIENTS, Category.BUFFERS)
+            num_tensors = max(self.training.optimizer_bytes // 4, 1) if category is Category.OPTIMIZER else 1
+            recorder.allocate(_divide(size, [1] if is_whole else shares * num_tensors))
+
+    def _list_shares(self, plan: Plan, position: int) -> list[int]:
+        """Return the elements on a rank of every parameter of a position."""
+        stages = self.costs.find_keys(plan).stages
+        kinds = (kind for stage in plan.stages_at(position) for kind in stages.find_runs(stage))
+        return [size for name, count in kinds for size in self._list_block_shares(plan, name) * count] or [1]
+
+    def _list_block_shares(self, plan: Plan, name: str) -> list[int]:
+        layout = self.costs.blocks.layout(self.costs.find_keys(plan).cut, name, 1)
+        return [layout.parameter_share(tensor) for tensor in layout.block.parameters]
+
+    def _step_optimizer(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
+        """Record what lives after the passes: the flat copy of gradients that is reduced."""
+        states = self.costs.find_keys(plan).states
+        elements = self.costs.plan_parameters(plan).positions[position].elements
+        recorder.release(recorder.allocate([flat_gradient_bytes(self.training, states, elements)]))
+
+    def _list_passes(self, plan: Plan, stage: int) -> "_StageEvents":
+        """Return the passes of a stage's blocks."""
+        return _StageEvents(self, plan, stage)
+
+    def record_pass(
+        self,
+        run: RunKey,
+        name: str,
+        choice: LayerRecompute,
+        memories: tuple[BlockMemory, BlockMemory],
+        kind: ActionKind,
+        gradient_bytes: int,
+        separate_bytes: int,
+    ) -> tuple[PassEvents, tuple[int, ...]]:
+        """Return the events of a pass of a block, and the places of what it leaves to a later part of backward."""
+        return self._record_pass(run, name, choice, memories, kind, gradient_bytes, separate_bytes)
+
+    @memoise
+    def _record_pass(
+        self,
+        run: RunKey,
+        name: str,
+        choice: LayerRecompute,
+        memories: tuple[BlockMemory, BlockMemory],
+        kind: ActionKind,
+        gradient_bytes: int,
+        separate_bytes: int,
+    ) -> tuple[PassEvents, tuple[int, ...]]:
+        """Return the events of a pass; ``memories`` are that of the pass and that of the forward before."""
+        memory, forward_memory = memories
+        tensors = self._find_tensors(run, name, choice, separate_bytes)
+        kept = fit_kept(tensors.kept, forward_memory.kept_bytes)
+        if kind is ActionKind.FORWARD:
+            return record_forward(tensors, kept, memory), ()
+        if kind is ActionKind.BACKWARD:
+            return record_backward(tensors, kept, memory, gradient_bytes), ()
+        left = fit_left(kept, memory.deferred_bytes)
+        if kind is ActionKind.INPUT:
+            events = record_part(kept, memory, kind, left)
+            return events, tuple(place for place, tensor in enumerate(kept) if tensor in left)
+        return record_part(left, memory, kind, {}), ()
+
+    @memoise
+    def _find_tensors(self, run: RunKey, name: str, choice: LayerRecompute, separate_bytes: int) -> BlockTensors:
+        liveness, factor = self.costs.blocks.find_liveness(run, name)
+        return find_block_tensors(liveness, factor, choice, separate_bytes)
+
+
+def fit_left(kept: Moment, size: int) -> Moment:
+    """Return the tensors that stay for the gradients of weights: the first ones that have ``size`` bytes together.
+
+    >>> fit_left({"a": 3, "b": 4, "c": 2}, 5)
+    {'a': 3, 'c': 2}
+    """
+    result: Moment = {}
+    for name, bytes_ in kept.items():
+        if sum(result.values()) + bytes_ <= size:
+            result[name] = bytes_
+    return result
+
+
+def _divide(size: int, shares: list[int]) -> list[int]:
+    """Return bytes divided in proportion to shares.
+
+    >>> _divide(10, [1, 2])
+    [3, 7]
+    """
+    ends = np.cumsum(np.array(shares, np.float64)) / max(sum(shares), 1) * size
+    ends[-1] = size
+    whole_ends = ends.astype(np.int64)
+    result: list[int] = np.diff(whole_ends, prepend=0).tolist()
+    return result
+
+
+def shorten_step(plan: Plan) -> Plan:
+    """Return a plan whose step has few microbatches: two, or two for every pipeline rank."""
+    if plan.asynchronous:
+        return plan
+    count = 2 * plan.pipeline
+    while count < plan.num_microbatches:
+        if plan.rule.find_violation(plan.pipeline, count, plan.chunks) is None:
+            return replace(plan, num_microbatches=count)
+        count += plan.pipeline
+    return plan
+
+
+class _StageEvents:
+    """The passes of a stage's blocks by variant, each recorded once."""
+
+    def __init__(self, replayer: PlanReplay, plan: Plan, stage: int) -> None:
+        self.replayer = replayer
+        self.run = replayer.costs.find_keys(plan).run
+        self.choices = replayer.memory.list_block_choices(plan, stage)
+        self.passes = replayer.memory.list_stage_passes(plan, stage)
+        self._found: dict[int, list[BlockPass]] = {}
+
+    def find(self, variant: int) -> list[BlockPass]:
+        """Return the passes of the blocks of a variant of the stage's passes, in its order."""
+        return self._found.get(variant) or self._found.setdefault(variant, self._record(variant))
+
+    def _record(self, variant: int) -> list[BlockPass]:
+        blocks, changes, kind = self.passes[variant]
+        run, training = self.run, self.replayer.training
+        turn = 1 if kind is ActionKind.FORWARD else -1
+        forward_blocks = self.passes[0].blocks[::turn]
+        is_separate = run.leaves_whole or variant >= FIRST_OFFSET
+        result = []
+        rows = zip(self.choices[::turn], blocks, forward_blocks, changes or ((),) * len(blocks), strict=True)
+        for (name, choice), memory, forward_memory, change in rows:
+            acquired = change.acquired if change else ()
+            gradient_bytes = sum(row.size for row in acquired if row.category is Category.GRADIENTS)
+            events, left = self.replayer.record_pass(
+                run,
+                name,
+                choice,
+                (memory, forward_memory),
+                kind,
+                gradient_bytes,
+                training.gradient_bytes if is_separate else 0,
+            )
+            result.append(BlockPass(events, change, kind, left))
+        return result
