@@ -6,7 +6,7 @@ their block begins; shards of gradients come out of a reduction into memory of i
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ class RankRecorder:
         self._waiting_units: deque[_Slot] = deque()
         self._units: deque[_Slot] = deque()
         self._gradients: deque[_Slot] = deque()
+        self._shards: deque[_Slot] = deque()
         self._owed = 0
 
     def allocate(self, sizes: Sequence[int], stream: int = COMPUTE) -> list[_Slot]:
@@ -63,7 +64,7 @@ class RankRecorder:
                 self._num_slots += 1
         return slots
 
-    def release(self, slots: Sequence[_Slot]) -> None:
+    def release(self, slots: Iterable[_Slot]) -> None:
         """Release slots."""
         for slot, _ in slots:
             self._record(slot, 0, COMPUTE)
@@ -89,6 +90,14 @@ class RankRecorder:
         self.release(self.allocate([changes.copied_bytes]))
         self._apply(changes.released_late)
 
+    def end_step(self) -> None:
+        """Give back what gradients are left when the optimizer has read them."""
+        self.release(self._gradients)
+        self.release(self._shards)
+        self._gradients.clear()
+        self._shards.clear()
+        self._owed = 0
+
     def _find_kept(self, place: BlockPlace, block: BlockPass) -> list[int]:
         """Return the slots of what a block keeps: new ones in a forward."""
         if block.kind is not ActionKind.FORWARD:
@@ -108,7 +117,7 @@ class RankRecorder:
         """Give back units and gradients, the oldest first; what comes out of a reduction is given back below 0."""
         for change in changes:
             if change.size < 0:
-                self.allocate([-change.size], REDUCE)
+                self._shards += self.allocate([-change.size], REDUCE)
             elif change.category is Category.PARAMETERS:
                 unit = self._units.popleft() if self._units else self._waiting_units.popleft()
                 self.release([unit])

@@ -32,7 +32,7 @@ from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
 from meshwise.strategies.plan.offloading import select_fraction
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import OPTIMIZERS, Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.orders import list_actions
 from meshwise.strategies.schedules.schedule import KINDS, ActionKind
@@ -63,69 +63,79 @@ class PlanReplay:
         short_plan = shorten_step(plan)
         sharing = self.memory.find_sharing(plan)
         recorder = RankRecorder(sharing.num_held)
-        self._allocate_residents(recorder, plan, position)
+        late_states = self._allocate_residents(recorder, plan, position)
         rows = list_actions(plan.schedule, plan.pipeline, short_plan.ordered_microbatches, plan.chunks)
         variants = list_variants(rows, sharing.find_special_passes(rows))
         variants += FIRST_OFFSET * (find_first_gradients(rows) & sharing.begins_gradients)
-        stage_passes = {stage: self._list_passes(plan, stage) for stage in plan.stages_at(position)}
-        for index in range(rows.start[position], rows.start[position + 1]):
-            stage, microbatch = int(rows.stage[index]), int(rows.microbatch[index])
-            kind, blocks = KINDS[rows.kind[index]], stage_passes[stage].find(int(variants[index]))
-            for number, block in enumerate(blocks):
-                place = number if kind is ActionKind.FORWARD else len(blocks) - 1 - number
-                recorder.run_block((stage, place, microbatch), block, is_last=number == len(blocks) - 1)
-        self._step_optimizer(recorder, plan, position)
+        stage_passes = {stage: _StageEvents(self, plan, stage) for stage in plan.stages_at(position)}
+        for is_second_step in (False, True)[: 1 + bool(late_states)]:
+            for index in range(rows.start[position], rows.start[position + 1]):
+                stage, microbatch = int(rows.stage[index]), int(rows.microbatch[index])
+                kind, blocks = KINDS[rows.kind[index]], stage_passes[stage].find(int(variants[index]))
+                for number, block in enumerate(blocks):
+                    place = number if kind is ActionKind.FORWARD else len(blocks) - 1 - number
+                    recorder.run_block((stage, place, microbatch), block, is_last=number == len(blocks) - 1)
+            self._copy_gradients(recorder, plan, position)
+            if not is_second_step:
+                recorder.allocate(late_states)
+            recorder.end_step()
         return recorder.build()
 
-    def _allocate_residents(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
-        """Allocate what stays for the whole step: parameters, gradients, states, and a framework's buffers."""
+    def _allocate_residents(self, recorder: RankRecorder, plan: Plan, position: int) -> list[int]:
+        """Allocate what stays for the whole step: parameters, gradients, states, and a framework's buffers.
+
+        Return the bytes of the states that an optimizer makes in its first step: torch's make their moments then
+        (``torch/optim/adamw.py``, ``_init_group``), in memory that the first step's activations have left.
+        """
         _, stages, states = self.costs.find_keys(plan)
         share = HostShare(select_fraction(plan.offload.optimizer, position))
         parameters = self.costs.count_parameters(stages).positions[position]
         buffers, copies = self.costs.buffers(plan)[position], count_copies(self.costs, plan)[position]
         residents = count_residents(self.training, states, parameters, buffers, share, copies).device
-        shares = self._list_shares(plan, position)
+        shares, num_moments = self._list_shares(plan, position), OPTIMIZERS[self.training.optimizer]
+        state_bytes = residents.pop(Category.OPTIMIZER)
+        late_bytes = 0
+        if self.training.conventions.drops_gradients and self.training.optimizer_bytes:
+            late_bytes = state_bytes * 4 * num_moments // self.training.optimizer_bytes
         for category, size in residents.items():
             # Gradients that stay lie in one piece, for the framework adds to it and reduces it.
             is_whole = category in (Category.GRADIENTS, Category.BUFFERS)
-            num_tensors = max(self.training.optimizer_bytes // 4, 1) if category is Category.OPTIMIZER else 1
-            recorder.allocate(_divide(size, [1] if is_whole else shares * num_tensors))
+            recorder.allocate(_divide(size, [1] if is_whole else shares))
+        num_early = max(self.training.optimizer_bytes // 4 - (num_moments if late_bytes else 0), 1)
+        recorder.allocate(_divide(state_bytes - late_bytes, shares * num_early))
+        return _divide(late_bytes, shares * num_moments) if late_bytes else []
 
     def _list_shares(self, plan: Plan, position: int) -> list[int]:
         """Return the elements on a rank of every parameter of a position."""
+        return [size for name in self._list_blocks(plan, position) for size in self._list_block_shares(plan, name)]
+
+    def _list_block_elements(self, plan: Plan, position: int) -> list[int]:
+        """Return the elements on a rank of the parameters of every block of a position."""
+        return [sum(self._list_block_shares(plan, name)) for name in self._list_blocks(plan, position)]
+
+    def _list_blocks(self, plan: Plan, position: int) -> list[str]:
+        """Return the kinds of the blocks of a position, in order."""
         stages = self.costs.find_keys(plan).stages
         kinds = (kind for stage in plan.stages_at(position) for kind in stages.find_runs(stage))
-        return [size for name, count in kinds for size in self._list_block_shares(plan, name) * count] or [1]
+        return [name for name, count in kinds for _ in range(count)]
 
     def _list_block_shares(self, plan: Plan, name: str) -> list[int]:
         layout = self.costs.blocks.layout(self.costs.find_keys(plan).cut, name, 1)
         return [layout.parameter_share(tensor) for tensor in layout.block.parameters]
 
-    def _step_optimizer(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
-        """Record what lives after the passes: the flat copy of gradients that is reduced."""
+    def _copy_gradients(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
+        """Record the flat copies of gradients that are reduced after the passes, a block at a time.
+
+        So does fully_shard (``foreach_reduce``); a framework that copies all gradients at once requests more.
+        """
         states = self.costs.find_keys(plan).states
         elements = self.costs.plan_parameters(plan).positions[position].elements
-        recorder.release(recorder.allocate([flat_gradient_bytes(self.training, states, elements)]))
-
-    def _list_passes(self, plan: Plan, stage: int) -> "_StageEvents":
-        """Return the passes of a stage's blocks."""
-        return _StageEvents(self, plan, stage)
-
-    def record_pass(
-        self,
-        run: RunKey,
-        name: str,
-        choice: LayerRecompute,
-        memories: tuple[BlockMemory, BlockMemory],
-        kind: ActionKind,
-        gradient_bytes: int,
-        separate_bytes: int,
-    ) -> tuple[PassEvents, tuple[int, ...]]:
-        """Return the events of a pass of a block, and the places of what it leaves to a later part of backward."""
-        return self._record_pass(run, name, choice, memories, kind, gradient_bytes, separate_bytes)
+        flat_bytes = flat_gradient_bytes(self.training, states, elements)
+        for size in _divide(flat_bytes, self._list_block_elements(plan, position)):
+            recorder.release(recorder.allocate([size]))
 
     @memoise
-    def _record_pass(
+    def record_pass(
         self,
         run: RunKey,
         name: str,
@@ -174,6 +184,8 @@ def _divide(size: int, shares: list[int]) -> list[int]:
     >>> _divide(10, [1, 2])
     [3, 7]
     """
+    if not shares:
+        return [size]
     ends = np.cumsum(np.array(shares, np.float64)) / max(sum(shares), 1) * size
     ends[-1] = size
     whole_ends = ends.astype(np.int64)
