@@ -95,7 +95,7 @@ class PlanReplay:
         shares, num_moments = self._list_shares(plan, position), OPTIMIZERS[self.training.optimizer]
         state_bytes = residents.pop(Category.OPTIMIZER)
         late_bytes = 0
-        if self.training.conventions.drops_gradients and self.training.optimizer_bytes:
+        if self.training.optimizer_bytes:
             late_bytes = state_bytes * 4 * num_moments // self.training.optimizer_bytes
         for category, size in residents.items():
             # Gradients that stay lie in one piece, for the framework adds to it and reduces it.
