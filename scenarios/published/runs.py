@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
-from meshwise.scenarios.published.row import Row, read_measurement
+from meshwise.scenarios.published.row import ALLOCATED, Row, read_measurement
 from meshwise.scenarios.published.scenario import build_scenario
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
@@ -30,8 +30,8 @@ class Run:
     ----------
     assumed
         Assumptions of the scenario that the row does not state.
-    with_context
-        Whether ``peak_memory`` includes the driver and communicators besides the framework's tensors.
+    memory_kind
+        What ``peak_memory`` is: one of `MEMORY_KINDS`.
     reserved_memory
         Peak bytes that the allocator reserved, where ``peak_memory`` is what it allocated to tensors.
     """
@@ -45,7 +45,7 @@ class Run:
     scenario: Scenario | None = None
     skipped: str = ""
     assumed: tuple[str, ...] = ()
-    with_context: bool = False
+    memory_kind: str = ALLOCATED
     reserved_memory: float | None = None
 
     __repr__ = brief_repr()
@@ -101,7 +101,7 @@ def _clean_name(value: Any) -> str:
 def build_run(fields: Mapping[str, Any], place: str = "row") -> Run:
     """Return the run of a row, with its scenario or the reason why it has none."""
     row = Row(fields)
-    step_time, peak, status, with_context, reserved = read_measurement(row)
+    step_time, peak, status, kind, reserved = read_measurement(row)
     run = Run(
         row_id=_clean_name(fields.get("row_id", place)),
         source=_clean_name(fields.get("source_id", "unknown")),
@@ -109,7 +109,7 @@ def build_run(fields: Mapping[str, Any], place: str = "row") -> Run:
         step_time=step_time,
         peak_memory=peak,
         status=status,
-        with_context=with_context,
+        memory_kind=kind,
         reserved_memory=reserved,
     )
     try:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwise.scenarios.intervals import FIRST_THAT_FITS, with_margin
+from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory
 from meshwise.scenarios.published.machine import build_machine
 from meshwise.scenarios.published.network import build_model
 from meshwise.scenarios.published.plan import (
@@ -61,14 +62,14 @@ def estimate_step_time(problem: Problem, plan: Plan) -> float:
     return long_time + (plan.num_microbatches / num_microbatches - 2) * (long_time - short_time)
 
 
-def peak_memory_of(problem: Problem, plan: Plan) -> float:
-    """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
-    return costs_of(problem).peak_memory(_shorten_plan(problem, plan))
-
-
 def fits(problem: Problem, plan: Plan) -> bool:
-    """Return whether a plan fits in the memory of every device."""
+    """Return whether the tensors of a plan fit in the memory of every device with a margin."""
     return costs_of(problem).fits(_shorten_plan(problem, plan))
+
+
+def forecast_run(problem: Problem, plan: Plan) -> MemoryForecast:
+    """Return the memory of a plan in three ways, and whether it fits."""
+    return forecast_memory(costs_of(problem), _shorten_plan(problem, plan))
 
 
 def _shorten_plan(problem: Problem, plan: Plan) -> Plan:

@@ -19,7 +19,8 @@ from meshwise.strategies.allocation.block_passes import (
     record_forward,
     record_part,
 )
-from meshwise.strategies.allocation.caching_allocator import UNLIMITED, Events, Reservation, replay
+from meshwise.strategies.allocation.caching_allocator import MEDIUM_SEGMENT, NUM_POOLS, UNLIMITED, Events, replay
+from meshwise.strategies.allocation.planned import plans_memory
 from meshwise.strategies.allocation.rank_events import BlockPass, RankRecorder
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering.costs.keys import RunKey
@@ -32,20 +33,25 @@ from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
 from meshwise.strategies.plan.offloading import select_fraction
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import OPTIMIZERS, Problem
+from meshwise.strategies.plan.problem import OPTIMIZERS
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.orders import list_actions
 from meshwise.strategies.schedules.schedule import KINDS, ActionKind
 
-PLANNING_FRAMEWORKS = ("xla", "mindspore")
-"""Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
-optimized memory allocation solver", by which the operators of a graph share one static block."""
+NUM_RANKS, NEAR = 2, 0.97
+"""Pipeline ranks that are replayed: the fullest ones, all with at least this fraction of the fullest one's tensors."""
 
 
-def plans_memory(problem: Problem) -> bool:
-    """Return whether memory is planned or pageable, so that nothing is reserved beside tensors."""
-    is_host = any(device.computes_collectives for device in problem.cluster.accelerators)
-    return is_host or problem.training.framework in PLANNING_FRAMEWORKS
+class Reserved(NamedTuple):
+    """Bytes of the fullest device of a plan: of tensors, and what the allocator reserves for them.
+
+    ``least`` is what it reserves where it gives free segments back before each new one: the least with which the step
+    runs.
+    """
+
+    allocated: int
+    reserved: int
+    least: int
 
 
 class PlanReplay:
@@ -54,6 +60,38 @@ class PlanReplay:
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.training = costs, costs.problem, costs.problem.training
         self.memory = costs.get_shared(PlanMemory)
+
+    def reserve(self, plan: Plan, limit: int = UNLIMITED) -> Reserved:
+        """Return what a plan reserves of devices of which the allocator may have ``limit`` bytes.
+
+        ``plan`` needs no simulation for its memory. Where its tensors alone exceed the limit, what is reserved is as if
+        there was none. Of several sizes of microbatches the fullest counts.
+        """
+        results = [self._reserve_even(plan.with_microbatch(size), limit) for size in plan.sizes]
+        return Reserved(*map(max, zip(*results, strict=True)))
+
+    @memoise
+    def _reserve_even(self, plan: Plan, limit: int) -> Reserved:
+        allocated = self.memory.allocated(plan)
+        peak = int(allocated.max())
+        if plans_memory(self.problem):
+            return Reserved(peak, peak, peak)
+        fullest = [position for position in np.argsort(-allocated)[:NUM_RANKS] if allocated[position] > NEAR * peak]
+        rows = [self._reserve_rank(plan, int(position), limit) for position in fullest]
+        reserved, least = (max(row[column] for row in rows) for column in range(2))
+        return Reserved(peak, max(reserved, peak), max(least, peak))
+
+    def _reserve_rank(self, plan: Plan, position: int, limit: int) -> tuple[int, int]:
+        """Return what a rank of a position reserves, and the least with which it runs."""
+        events, is_expandable = self.list_events(plan, position), self.training.expandable_segments
+        reservation = replay(events, is_expandable=is_expandable)
+        if is_expandable:  # pages are given back one by one
+            return reservation.reserved, min(reservation.reserved, reservation.requested + NUM_POOLS * MEDIUM_SEGMENT)
+        least = min(replay(events, releases_first=True).reserved, reservation.reserved)
+        if reservation.reserved <= limit or least > limit:
+            return reservation.reserved, least
+        limited = replay(events, limit)
+        return (limited.reserved if limited.fits else reservation.reserved), least
 
     def list_events(self, plan: Plan, position: int) -> Events:
         """Return the allocations and releases of a step on a rank of a pipeline position.

@@ -71,9 +71,13 @@ class PlanMemory:
         """
         even_plans = {size: plan.with_microbatch(size) for size in plan.sizes}
         return max(
-            int((self.resident_memory(even) + self._find_pass_peaks(even) + self._find_reserved(plan, size)).max())
+            int((self.allocated(even) + self._find_reserved(plan, size)).max())
             for size, even in even_plans.items()
         )
+
+    def allocated(self, plan: Plan) -> IntArray:
+        """Return the most bytes of tensors by pipeline position, for one size of microbatches."""
+        return self.resident_memory(plan) + self._find_pass_peaks(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
@@ -91,7 +95,7 @@ class PlanMemory:
         """Return whether a plan with microbatches of one size fits devices of some capacity by position."""
         resident = self.resident_memory(plan)
         fits_resident = bool((resident <= capacity).all())
-        return fits_resident and bool((resident + self._find_pass_peaks(plan) <= capacity).all())
+        return fits_resident and bool((self.allocated(plan) <= capacity).all())
 
     def needs_simulation(self, plan: Plan) -> bool:
         """Return whether the memory of some device depends on more than the order of its passes."""
