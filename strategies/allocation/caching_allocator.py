@@ -87,11 +87,11 @@ def replay(
     """
     num_slots = int(events.slots.max(initial=-1)) + 1
     num_blocks = 2 * num_slots + 2
-    settings = np.array([limit, is_expandable, releases_first], np.int64)
-    counts = (4, num_slots, num_slots, num_blocks, num_blocks, num_blocks, num_blocks, num_blocks, num_blocks)
-    columns = [np.zeros(count, np.int64) for count in (*counts, num_blocks, NUM_POOLS)]
+    settings = np.array([limit, is_expandable, releases_first, num_blocks], np.int64)
+    counts = (3, num_slots, num_slots, *(num_blocks,) * 6, NUM_POOLS * num_blocks, NUM_POOLS, NUM_POOLS)
+    columns = [np.zeros(count, np.int64) for count in counts]
     _, (result, *_) = run_loop(_run_events, (*events, settings), columns, pays(len(events.slots)))
-    reserved, requested, num_failed, _ = result.tolist()
+    reserved, requested, num_failed = result.tolist()
     return Reservation(reserved, requested, not num_failed)
 
 
@@ -108,14 +108,30 @@ def _run_events(
     following: Any,
     pools: Any,
     addresses: Any,
+    is_free: Any,
     free_blocks: Any,
-    free_places: Any,
+    free_counts: Any,
     tails: Any,
 ) -> None:
-    """Replay events; blocks are numbered, -1 stands for none, and ``tails`` are the last blocks of ranges."""
-    limit, is_expandable, releases_first = settings[0], settings[1], settings[2]
-    num_blocks, num_free, address = 0, 0, 0
-    reserved, requested = 0, 0
+    """Replay events; blocks are numbered, -1 stands for none, and ``tails`` are the last blocks of ranges.
+
+    ``free_blocks`` has the free blocks of one pool after another, by size and then by address.
+    """
+    limit, is_expandable, releases_first, stride = settings[0], settings[1], settings[2], settings[3]
+    num_blocks, address, reserved, requested = 0, 0, 0, 0
+
+    def find_place(pool, size, address):  # type: ignore[no-untyped-def]
+        """Return the place of the first free block of a pool that is as large and as far."""
+        low, high = pool * stride, pool * stride + free_counts[pool]
+        while low < high:
+            middle = (low + high) // 2
+            block = free_blocks[middle]
+            if block_sizes[block] < size or (block_sizes[block] == size and addresses[block] < address):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     for pool in range(len(tails)):
         tails[pool] = -1
     for event in range(len(slots)):
@@ -127,22 +143,19 @@ def _run_events(
             rounded = (size + 511) // 512 * 512
             is_small = rounded <= 1048576
             pool = 2 * streams[event] + (0 if is_small else 1)
-            best = -1
-            for place in range(num_free):
-                block = free_blocks[place]
-                if pools[block] == pool and block_sizes[block] >= rounded:
-                    if (
-                        best < 0
-                        or block_sizes[block] < block_sizes[best]
-                        or (block_sizes[block] == block_sizes[best] and addresses[block] < addresses[best])
-                    ):
-                        best = block
-            if best < 0:
+            place = find_place(pool, rounded, 0)
+            end = pool * stride + free_counts[pool]
+            if place < end:
+                best = free_blocks[place]
+                free_blocks[place : end - 1] = free_blocks[place + 1 : end]
+                free_counts[pool] -= 1
+                is_free[best] = 0
+            else:
+                tail, grows = tails[pool], False
                 if is_expandable:
+                    grows = tail >= 0 and is_free[tail] > 0
                     page = 2097152 if is_small else 20971520
-                    tail = tails[pool]
-                    has_room = tail >= 0 and free_places[tail] >= 0
-                    missing = rounded - block_sizes[tail] if has_room else rounded
+                    missing = rounded - block_sizes[tail] if grows else rounded
                     segment = (missing + page - 1) // page * page
                 elif is_small:
                     segment = 2097152
@@ -151,75 +164,76 @@ def _run_events(
                 else:
                     segment = (rounded + 2097151) // 2097152 * 2097152
                 if (releases_first or reserved + segment > limit) and not is_expandable:
-                    place = 0
-                    while place < num_free:
-                        block = free_blocks[place]
-                        if previous[block] < 0 and following[block] < 0:
-                            reserved -= block_sizes[block]
-                            num_free -= 1
-                            free_blocks[place] = free_blocks[num_free]
-                            free_places[free_blocks[place]] = place
-                            free_places[block] = -1
-                        else:
-                            place += 1
+                    for other in range(len(tails)):
+                        start = kept = other * stride
+                        for place in range(start, start + free_counts[other]):
+                            block = free_blocks[place]
+                            if previous[block] < 0 and following[block] < 0:
+                                reserved -= block_sizes[block]
+                                is_free[block] = 0
+                            else:
+                                free_blocks[kept] = block
+                                kept += 1
+                        free_counts[other] = kept - start
                 if reserved + segment > limit:
                     result[2] += 1
                 reserved += segment
                 result[0] = max(result[0], reserved)
-                if is_expandable and has_room:
+                if grows:
                     best = tail
+                    place = find_place(pool, block_sizes[best], addresses[best])
+                    end = pool * stride + free_counts[pool]
+                    free_blocks[place : end - 1] = free_blocks[place + 1 : end]
+                    free_counts[pool] -= 1
+                    is_free[best] = 0
                     block_sizes[best] += segment
                 else:
                     best = num_blocks
                     num_blocks += 1
-                    block_sizes[best], previous[best], following[best], pools[best] = segment, -1, -1, pool
                     address += 1099511627776
-                    addresses[best], free_places[best] = address, -1
+                    block_sizes[best], pools[best], addresses[best] = segment, pool, address
+                    previous[best], following[best] = -1, -1
                     if is_expandable:
-                        if tails[pool] >= 0:
-                            previous[best] = tails[pool]
-                            following[tails[pool]] = best
-                            addresses[best] = addresses[tails[pool]] + block_sizes[tails[pool]]
+                        if tail >= 0:
+                            previous[best], following[tail] = tail, best
+                            addresses[best] = addresses[tail] + block_sizes[tail]
                         tails[pool] = best
-            if free_places[best] >= 0:
-                place = free_places[best]
-                num_free -= 1
-                free_blocks[place] = free_blocks[num_free]
-                free_places[free_blocks[place]] = place
-                free_places[best] = -1
             rest = block_sizes[best] - rounded
-            if (rest >= 512) if (is_small or is_expandable) else (rest > 1048576):
-                block = num_blocks
-                num_blocks += 1
-                block_sizes[best] = rounded
-                block_sizes[block], pools[block], previous[block] = rest, pool, best
-                addresses[block], following[block] = addresses[best] + rounded, following[best]
-                if following[best] >= 0:
-                    previous[following[best]] = block
-                following[best] = block
-                if is_expandable and tails[pool] == best:
-                    tails[pool] = block
-                free_blocks[num_free], free_places[block] = block, num_free
-                num_free += 1
             slot_blocks[slot] = best
+            if rest < 512 or (rest <= 1048576 and not is_small and not is_expandable):
+                continue
+            block = num_blocks
+            num_blocks += 1
+            block_sizes[best], block_sizes[block] = rounded, rest
+            pools[block], addresses[block] = pool, addresses[best] + rounded
+            previous[block], following[block] = best, following[best]
+            if following[best] >= 0:
+                previous[following[best]] = block
+            following[best] = block
+            if is_expandable and tails[pool] == best:
+                tails[pool] = block
         else:
             requested -= slot_sizes[slot]
             block = slot_blocks[slot]
+            pool = pools[block]
             for neighbour in (previous[block], following[block]):
-                if neighbour >= 0 and free_places[neighbour] >= 0:
-                    place = free_places[neighbour]
-                    num_free -= 1
-                    free_blocks[place] = free_blocks[num_free]
-                    free_places[free_blocks[place]] = place
-                    free_places[neighbour] = -1
+                if neighbour >= 0 and is_free[neighbour] > 0:
+                    place = find_place(pool, block_sizes[neighbour], addresses[neighbour])
+                    end = pool * stride + free_counts[pool]
+                    free_blocks[place : end - 1] = free_blocks[place + 1 : end]
+                    free_counts[pool] -= 1
+                    is_free[neighbour] = 0
                     first, second = (neighbour, block) if neighbour == previous[block] else (block, neighbour)
                     block_sizes[first] += block_sizes[second]
                     following[first] = following[second]
                     if following[second] >= 0:
                         previous[following[second]] = first
-                    if is_expandable and tails[pools[second]] == second:
-                        tails[pools[second]] = first
+                    if is_expandable and tails[pool] == second:
+                        tails[pool] = first
                     block = first
-            free_blocks[num_free], free_places[block] = block, num_free
-            num_free += 1
-    result[3] = num_blocks
+        place = find_place(pool, block_sizes[block], addresses[block])
+        end = pool * stride + free_counts[pool]
+        free_blocks[place + 1 : end + 1] = free_blocks[place:end]
+        free_blocks[place] = block
+        free_counts[pool] += 1
+        is_free[block] = 1

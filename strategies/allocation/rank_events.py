@@ -54,6 +54,11 @@ class RankRecorder:
         self._shards: deque[_Slot] = deque()
         self._owed = 0
 
+    @property
+    def num_events(self) -> int:
+        """The number of events so far."""
+        return len(self._slots)
+
     def allocate(self, sizes: Sequence[int], stream: int = COMPUTE) -> list[_Slot]:
         """Allocate tensors of some bytes each, and return their slots."""
         slots = []
@@ -109,6 +114,8 @@ class RankRecorder:
 
     def _list_gradients(self, events: PassEvents, slots: Sequence[int]) -> list[_Slot]:
         """Return the gradients that a pass has made."""
+        if not events.num_gradients:
+            return []
         end = events.num_kept + events.num_gradients
         pairs = zip(events.slots, events.sizes, strict=True)
         return [_Slot(slots[slot], size) for slot, size in pairs if events.num_kept <= slot < end and size]
@@ -142,3 +149,22 @@ class RankRecorder:
     def build(self) -> Events:
         """Return all events."""
         return Events(*(np.array(column, np.int64) for column in (self._slots, self._sizes, self._streams)))
+
+
+def repeat_events(events: Events, start: int, end: int, between: Sequence[int]) -> Events:
+    """Return events of which those from ``start`` on, a whole step, come twice.
+
+    ``between`` are the bytes of what the first step allocates for good before its event ``end``.
+
+    >>> events = Events(np.array([0, 1, 1]), np.array([5, 7, 0]), np.zeros(3, np.int64))
+    >>> repeat_events(events, 1, 2, [9]).slots.tolist()
+    [0, 1, 2, 1, 3, 3]
+    """
+    num_slots = int(events.slots.max()) + 1
+    first_slot = int(events.slots[start:].min(initial=num_slots))
+    late_slots = np.arange(num_slots, num_slots + len(between))
+    shift = num_slots + len(between) - first_slot
+    late_events = Events(late_slots, np.array(between, np.int64), np.full(len(between), COMPUTE))
+    repeated_events = Events(events.slots[start:] + shift, events.sizes[start:], events.streams[start:])
+    columns = zip(events, late_events, repeated_events, strict=True)
+    return Events(*(np.concatenate([row[:end], late, row[end:], again]) for row, late, again in columns))

@@ -21,9 +21,9 @@ from meshwise.strategies.allocation.block_passes import (
 )
 from meshwise.strategies.allocation.caching_allocator import MEDIUM_SEGMENT, NUM_POOLS, UNLIMITED, Events, replay
 from meshwise.strategies.allocation.planned import plans_memory
-from meshwise.strategies.allocation.rank_events import BlockPass, RankRecorder
+from meshwise.strategies.allocation.rank_events import BlockPass, RankRecorder, repeat_events
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.lowering.costs.keys import RunKey
+from meshwise.strategies.lowering.costs.keys import CutKey, RunKey
 from meshwise.strategies.lowering.costs.liveness import Moment
 from meshwise.strategies.lowering.costs.memory import BlockMemory
 from meshwise.strategies.lowering.residents import count_copies, count_residents
@@ -106,18 +106,18 @@ class PlanReplay:
         variants = list_variants(rows, sharing.find_special_passes(rows))
         variants += FIRST_OFFSET * (find_first_gradients(rows) & sharing.begins_gradients)
         stage_passes = {stage: _StageEvents(self, plan, stage) for stage in plan.stages_at(position)}
-        for is_second_step in (False, True)[: 1 + bool(late_states)]:
-            for index in range(rows.start[position], rows.start[position + 1]):
-                stage, microbatch = int(rows.stage[index]), int(rows.microbatch[index])
-                kind, blocks = KINDS[rows.kind[index]], stage_passes[stage].find(int(variants[index]))
-                for number, block in enumerate(blocks):
-                    place = number if kind is ActionKind.FORWARD else len(blocks) - 1 - number
-                    recorder.run_block((stage, place, microbatch), block, is_last=number == len(blocks) - 1)
-            self._copy_gradients(recorder, plan, position)
-            if not is_second_step:
-                recorder.allocate(late_states)
-            recorder.end_step()
-        return recorder.build()
+        start = recorder.num_events
+        for index in range(rows.start[position], rows.start[position + 1]):
+            stage, microbatch = int(rows.stage[index]), int(rows.microbatch[index])
+            kind, blocks = KINDS[rows.kind[index]], stage_passes[stage].find(int(variants[index]))
+            for number, block in enumerate(blocks):
+                place = number if kind is ActionKind.FORWARD else len(blocks) - 1 - number
+                recorder.run_block((stage, place, microbatch), block, is_last=number == len(blocks) - 1)
+        self._copy_gradients(recorder, plan, position)
+        end = recorder.num_events
+        recorder.end_step()
+        events = recorder.build()
+        return repeat_events(events, start, end, late_states) if late_states else events
 
     def _allocate_residents(self, recorder: RankRecorder, plan: Plan, position: int) -> list[int]:
         """Allocate what stays for the whole step: parameters, gradients, states, and a framework's buffers.
@@ -145,11 +145,13 @@ class PlanReplay:
 
     def _list_shares(self, plan: Plan, position: int) -> list[int]:
         """Return the elements on a rank of every parameter of a position."""
-        return [size for name in self._list_blocks(plan, position) for size in self._list_block_shares(plan, name)]
+        cut = self.costs.find_keys(plan).cut
+        return [size for name in self._list_blocks(plan, position) for size in self._list_block_shares(cut, name)]
 
     def _list_block_elements(self, plan: Plan, position: int) -> list[int]:
         """Return the elements on a rank of the parameters of every block of a position."""
-        return [sum(self._list_block_shares(plan, name)) for name in self._list_blocks(plan, position)]
+        cut = self.costs.find_keys(plan).cut
+        return [sum(self._list_block_shares(cut, name)) for name in self._list_blocks(plan, position)]
 
     def _list_blocks(self, plan: Plan, position: int) -> list[str]:
         """Return the kinds of the blocks of a position, in order."""
@@ -157,8 +159,9 @@ class PlanReplay:
         kinds = (kind for stage in plan.stages_at(position) for kind in stages.find_runs(stage))
         return [name for name, count in kinds for _ in range(count)]
 
-    def _list_block_shares(self, plan: Plan, name: str) -> list[int]:
-        layout = self.costs.blocks.layout(self.costs.find_keys(plan).cut, name, 1)
+    @memoise
+    def _list_block_shares(self, cut: CutKey, name: str) -> list[int]:
+        layout = self.costs.blocks.layout(cut, name, 1)
         return [layout.parameter_share(tensor) for tensor in layout.block.parameters]
 
     def _copy_gradients(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
