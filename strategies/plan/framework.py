@@ -28,6 +28,8 @@ class Framework:
         Extra copies of the logits that the loss makes in each pass, beside the logits that it keeps and their
         gradient: with the whole vocabulary, and with a cut vocabulary. ``None`` where the gradient overwrites the
         logits.
+    casts_logits
+        Whether logits in the dtype of the product lie beside those in fp32 during the loss, and so do their gradients.
     keeps_gathered
         Whether a product keeps its input gathered along the tensor axis; otherwise it keeps its shard and gathers
         it again in backward.
@@ -104,6 +106,7 @@ class Framework:
     loss_copies: tuple[int, int] | None
     routed_copies: int
     logits_in_precision: bool = False
+    casts_logits: bool = False
     keeps_gathered: bool = False
     fused_gradients: bool = False
     whole_table: bool = False
@@ -157,6 +160,23 @@ MEGATRON = Framework(
     hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
     waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
+)
+
+MEGATRON_PLAIN_LOSS = replace(
+    MEGATRON,
+    name="megatron_plain_loss",
+    # core/tensor_parallel/cross_entropy.py, VocabParallelCrossEntropy: logits.float(), then exponentials and the
+    # gradient in place of them; without --cross-entropy-loss-fusion, the default
+    logits_in_precision=False,
+    casts_logits=True,
+)
+
+MEGATRON_PLAIN = replace(
+    MEGATRON_PLAIN_LOSS,
+    name="megatron_plain",
+    fused_gradients=False,  # --no-gradient-accumulation-fusion
+    adds_gradients=True,  # core/distributed/distributed_data_parallel.py, _make_backward_post_hook: main_grad.add_
+    dummy_gradients=False,  # TE module/linear.py: only with fuse_wgrad_accumulation
 )
 
 MEGATRON_DEEPSPEED = replace(
@@ -246,6 +266,8 @@ FRAMEWORKS = {
     framework.name: framework
     for framework in (
         MEGATRON,
+        MEGATRON_PLAIN_LOSS,
+        MEGATRON_PLAIN,
         MEGATRON_2021,
         MEGATRON_DEEPSPEED,
         NEMO,

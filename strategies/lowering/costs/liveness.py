@@ -213,16 +213,26 @@ class Liveness:
         )
 
     def _list_loss_copies(self, operator: Operator) -> Moment:
-        """Return the copies of its inputs that a loss makes."""
+        """Return the copies of its inputs that a loss makes, and their casts."""
         copies = self.framework.loss_copies
-        if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
+        if operator.kind is not OperatorKind.CROSS_ENTROPY:
             return {}
+        if copies is None:
+            return {f"{name} cast": self._find_cast_size(operator, name) for name in self._list_cast(operator)}
         is_cut = any(dim in operator.reduced and axes for dim, axes in self.layout.shardings[operator.name].cuts)
         return {
             f"{name} copy {number}": self.read_size(operator, name)
             for number in range(copies[is_cut])
             for name in operator.inputs
         }
+
+    def _list_cast(self, operator: Operator) -> list[str]:
+        """Return the inputs of a loss that lie in memory in two dtypes."""
+        return [name for name in operator.inputs if self.framework.casts_logits and name in self._logit_itemsizes]
+
+    def _find_cast_size(self, operator: Operator, name: str) -> int:
+        """Return the bytes of logits in the dtype of the product that makes them."""
+        return self._narrow_size(name, self.read_size(operator, name))
 
     def _list_routed_copies(self, operator: Operator) -> Moment:
         """Return the further copies of routed tokens that a permutation makes."""
@@ -367,7 +377,7 @@ class Liveness:
         if _is_sum(operator):
             return tensors
         if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
-            return {}  # the gradient of the logits takes their place
+            return self._list_loss_copies(operator)  # the gradient of the logits takes their place
         for name in filter(self._has_gradient, operator.inputs):
             read_bytes, shard_bytes = self.read_size(operator, name), self.shard_size(operator, name)
             gradient = f"{self._gradient_owners.get(name, name)} gradient"
