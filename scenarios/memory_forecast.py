@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from meshwise.scenarios.intervals import find_risk_limit, find_uncertainty
 from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
+from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -25,7 +26,8 @@ MAX_JUDGED = 20
 class MemoryForecast:
     """Bytes of the fullest device of a plan: of tensors, reserved for them, and in all; and whether the plan fits.
 
-    ``out_of_memory`` is the probability that a device lacks memory.
+    ``out_of_memory`` is the probability that a device lacks memory, ``allocated_last`` the tensors of the last pipeline
+    rank.
     """
 
     allocated: float
@@ -33,6 +35,7 @@ class MemoryForecast:
     device: float
     out_of_memory: float
     fits: bool
+    allocated_last: float
 
 
 def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str] = ()) -> MemoryForecast:
@@ -52,15 +55,18 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
         allocated = peak - smallest.reserved
         reserved = uncertainty.reserved_ratios[1] * allocated
         risk = uncertainty.estimate_cluster_risk(problem.cluster, peak)
+        last = allocated
     else:
         allocated, reserved, least = costs.costs.get_shared(PlanReplay).reserve(plan, max(int(room), 0))
         risk = uncertainty.estimate_replay_risk(least, room)
+        even_plan = plan.with_microbatch(max(plan.sizes))
+        last = float(costs.costs.get_shared(PlanMemory).allocated(even_plan)[-1])
     is_mixed = len(problem.cluster.accelerators) > 1
     if limit is None or is_mixed:  # each position then has room of its own
         fits = costs.fits(plan)
     else:
         fits = risk <= limit and costs.hosts_fit(plan)
-    return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits)
+    return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits, last)
 
 
 def forecast_plan(problem: Problem, plan: Plan) -> MemoryForecast:

@@ -21,7 +21,7 @@ from meshwise.reports.pictures.accuracy import AccuracyRow, draw_accuracy, draw_
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.intervals import Interval, find_category, peak_memory_interval, step_time_interval
 from meshwise.scenarios.loader import load
-from meshwise.scenarios.published.row import DEVICE, GIB, RESERVED
+from meshwise.scenarios.published.row import ALLOCATED_LAST, DEVICE, GIB, RESERVED
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
 from meshwise.scenarios.published.scenario import estimate_step_time, forecast_run
 from meshwise.scenarios.scenario import Scenario
@@ -40,7 +40,7 @@ class Prediction:
     """A run with its predicted step time (s), peak memory (bytes) and whether it fits; None where it was skipped.
 
     ``peak_memory`` is that of tensors; ``peak_reserved`` and ``peak_device`` are what the allocator reserves for them,
-    and all that is taken of the device.
+    and all that is taken of the device; ``peak_last`` is that of tensors on the last pipeline rank.
     """
 
     run: Run
@@ -50,6 +50,7 @@ class Prediction:
     skipped: str = ""
     peak_reserved: float | None = None
     peak_device: float | None = None
+    peak_last: float | None = None
 
     __repr__ = brief_repr()
 
@@ -66,7 +67,7 @@ class Prediction:
     @property
     def measured_kind_peak(self) -> float | None:
         """The predicted peak memory of the kind that was measured, in bytes."""
-        peaks = {RESERVED: self.peak_reserved, DEVICE: self.peak_device}
+        peaks = {RESERVED: self.peak_reserved, DEVICE: self.peak_device, ALLOCATED_LAST: self.peak_last}
         return peaks.get(self.run.memory_kind, self.peak_memory)
 
     @property
@@ -121,7 +122,13 @@ def predict(run: Run) -> Prediction:
         return Prediction(run, skipped=str(error))
     memory = forecast_run(problem, plan)
     return Prediction(
-        run, seconds, memory.allocated, memory.fits, peak_reserved=memory.reserved, peak_device=memory.device
+        run,
+        seconds,
+        memory.allocated,
+        memory.fits,
+        peak_reserved=memory.reserved,
+        peak_device=memory.device,
+        peak_last=memory.allocated_last,
     )
 
 

@@ -15,7 +15,8 @@ _SHARDS_PARAMETERS = re.compile(
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
 """llm-foundry's models use the fused loss of flash-attn by default (llmfoundry/models/mpt, loss_fn)."""
-_FUSES_MEGATRON_LOSS = re.compile(r"cross[-_ ]entropy[-_ ](loss[-_ ])?fusion|\bcef\b")
+_FUSES_MEGATRON_LOSS = re.compile(r"cross-entropy fusion|\bcef\b|fusion-impl te")
+"""Words of Transformer Engine's loss; --cross-entropy-loss-fusion alone is another, which is not fused in memory."""
 _XLA = re.compile(
     r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
 )

@@ -142,7 +142,7 @@ GB = 1e9
 class Measurement(NamedTuple):
     """The measurements of a run: step time in s, peak memory of the fullest device in bytes, and how the run ended.
 
-    ``memory_kind`` says what the memory is: one of `MEMORY_KINDS`. ``reserved_memory`` is what the allocator reserved,
+    ``memory_kind`` says what the memory is: one of `MEMORY_KINDS`, or `ALLOCATED_LAST`. ``reserved_memory`` is what the allocator reserved,
     in bytes, where the row also states what it allocated to tensors.
     """
 
@@ -155,6 +155,8 @@ class Measurement(NamedTuple):
 
 ALLOCATED, RESERVED, DEVICE = MEMORY_KINDS = "allocated", "reserved", "device"
 """Kinds of measured memory: of tensors, what the allocator reserved, and all that is taken of the device."""
+ALLOCATED_LAST = "allocated by the last rank"
+"""The kind of memory of tensors that the last pipeline rank alone logs, as Megatron-LM does."""
 
 
 _OUT_OF_MEMORY = re.compile(r"oom|out[-_ ]of[-_ ]memory|cuda error: out|exceed\w* memory")
@@ -200,7 +202,9 @@ def _read_memory(row: Row) -> tuple[float | None, str]:
                 row.assume("measured peak memory is what the allocator reserved, not what was allocated")
                 return GIB * memory, RESERVED
             stated_kind = row.text("peak_mem_kind")
-            return GIB * memory, stated_kind if stated_kind in MEMORY_KINDS else kind
+            kind = stated_kind if stated_kind in MEMORY_KINDS else kind
+            is_last = kind == ALLOCATED and re.search(r"last (pipeline )?(rank|stage)", note)
+            return GIB * memory, ALLOCATED_LAST if is_last else kind
     figures = re.findall(r"(\d+(?:\.\d+)?)\s*(gib|gb)\b", note)
     if len(figures) != 1 or not re.search(r"peak|max|alloc|reserv|used|usage|memory", note):
         return None, kind

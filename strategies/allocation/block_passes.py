@@ -172,11 +172,13 @@ class _Recorder:
         self.release_others(moment)
         for name, size in moment.items():
             if size and name not in self.live:
-                slot = self.places.get(name, -1) if self.kept.get(name) == size else -1
-                if slot < 0:
-                    slot, self.num_slots = self.num_slots, self.num_slots + 1
-                self.live[name] = slot, size
-                self._record(slot, size)
+                self._allocate(name, size)
+
+    def _allocate(self, name: str, size: int) -> None:
+        slot = self.places[name] if self.kept.get(name) == size else self.num_slots
+        self.num_slots += slot == self.num_slots
+        self.live[name] = slot, size
+        self._record(slot, size)
 
     def make_gradient(self, number: int, size: int) -> None:
         """Allocate a gradient that stays."""

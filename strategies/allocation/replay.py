@@ -28,7 +28,7 @@ from meshwise.strategies.lowering.costs.liveness import Moment
 from meshwise.strategies.lowering.costs.memory import BlockMemory
 from meshwise.strategies.lowering.residents import count_copies, count_residents
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import flat_gradient_bytes
+from meshwise.strategies.lowering.costs.optimizer import flat_gradient_bytes, step_temporary_bytes
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
 from meshwise.strategies.plan.offloading import select_fraction
@@ -165,7 +165,7 @@ class PlanReplay:
         return [layout.parameter_share(tensor) for tensor in layout.block.parameters]
 
     def _copy_gradients(self, recorder: RankRecorder, plan: Plan, position: int) -> None:
-        """Record the flat copies of gradients that are reduced after the passes, a block at a time.
+        """Record what lives after the passes: flat copies of gradients, a block at a time, and what a step makes.
 
         So does fully_shard (``foreach_reduce``); a framework that copies all gradients at once requests more.
         """
@@ -174,6 +174,10 @@ class PlanReplay:
         flat_bytes = flat_gradient_bytes(self.training, states, elements)
         for size in _divide(flat_bytes, self._list_block_elements(plan, position)):
             recorder.release(recorder.allocate([size]))
+        if self.memory.steps_on_device(plan):
+            parameters = self.costs.plan_parameters(plan).positions[position]
+            temporary_bytes = step_temporary_bytes(self.training, states, parameters)
+            recorder.release(recorder.allocate(_divide(temporary_bytes, self._list_shares(plan, position))))
 
     @memoise
     def record_pass(

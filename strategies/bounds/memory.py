@@ -12,7 +12,12 @@ from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, p
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
 from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, flat_gradient_bytes
+from meshwise.strategies.lowering.costs.optimizer import (
+    allocates_gradients,
+    count_updated_parameters,
+    flat_gradient_bytes,
+    step_temporary_bytes,
+)
 from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.residents import StateCopies, count_copies, count_residents, list_host_memory
 from meshwise.strategies.lowering.stage_costs import StageCosts
@@ -61,7 +66,9 @@ class PlanMemory:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
-        self._flattens_gradients = self.training.conventions.flattens_gradients
+        conventions = self.training.conventions
+        self._flattens_gradients = conventions.flattens_gradients
+        self._has_step_temporaries = conventions.steps_together or conventions.widens_gradients
         self.is_mixed = len({node.accelerator for node, _ in self.cluster.nodes}) > 1
 
     def peak(self, plan: Plan) -> int:
@@ -141,7 +148,13 @@ class PlanMemory:
         else:
             order = plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks
             peaks = self._find_plain_peaks(order, passes, stages)
-        return np.maximum(peaks, self._count_flat_gradients(stages, states)) if self._flattens_gradients else peaks
+        if not (self._flattens_gradients or self._has_step_temporaries):
+            return peaks
+        return np.maximum(peaks, self._count_step_bytes(stages, states, self.steps_on_device(plan)))
+
+    def steps_on_device(self, plan: Plan) -> bool:
+        """Return whether the optimizer steps on devices that make temporary tensors for it."""
+        return not (plan.offload or self.cluster.accelerator.computes_collectives)
 
     def list_block_choices(self, plan: Plan, stage: int) -> list[tuple[str, LayerRecompute]]:
         """Return the blocks of a stage in order, each with what is recomputed of it."""
@@ -175,16 +188,23 @@ class PlanMemory:
         return find_pass_peaks(list_actions(*order), sharing, stage_passes)
 
     @memoise
-    def _count_flat_gradients(self, stages: StageKey, states: StateKey) -> IntArray:
-        """Return the bytes of the flat gradient buffer that is all-reduced after the passes, by pipeline position.
+    def _count_step_bytes(self, stages: StageKey, states: StateKey, on_device: bool) -> IntArray:
+        """Return the bytes that live while the optimizer steps, by pipeline position, without resident ones.
 
-        Gradients that live only during the step, from which it is copied, are included.
+        These are the flat buffer of gradients that were all-reduced after the passes, temporary tensors of the step,
+        and gradients that live only during the step.
         """
-        elements = np.array(self.costs.count_parameters(stages).elements, np.int64)
-        flat_bytes = np.array([flat_gradient_bytes(self.training, states, n) for n in elements.tolist()], np.int64)
-        begins = allocates_gradients(self.training, states) and states.zero < 2
-        result: IntArray = flat_bytes + elements * self.training.gradient_bytes * begins
-        return result
+        parameters = self.costs.count_parameters(stages).positions
+        begins = allocates_gradients(self.training, states)
+        rows = []
+        for row in parameters:
+            num_begun = row.elements
+            if states.zero >= 2:
+                num_begun = count_updated_parameters(states, row.elements, row.expert_elements)
+            step_bytes = step_temporary_bytes(self.training, states, row) * on_device
+            flat_bytes = flat_gradient_bytes(self.training, states, row.elements)
+            rows.append(flat_bytes + step_bytes + num_begun * self.training.gradient_bytes * begins)
+        return np.array(rows, np.int64)
 
     def find_sharing(self, plan: Plan) -> Sharing:
         """Return what data ranks share; the same value for all plans that share nothing."""
