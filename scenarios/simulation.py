@@ -78,7 +78,7 @@ class Simulation:
     ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
     when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
     ``memory_capacity`` is the memory of a device that the framework reports, and ``memory_usable`` the largest
-    ``peak_memory`` that fits. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
+    ``peak_memory`` that a search takes. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
     ``wall_time`` the seconds that the simulation took.
     """
 

@@ -98,7 +98,7 @@ class PlanReplay:
 
         ``plan`` has one size of microbatches, and its memory needs no simulation.
         """
-        short_plan = shorten_step(plan)
+        short_plan = self.shorten_step(plan)
         sharing = self.memory.find_sharing(plan)
         recorder = RankRecorder(sharing.num_held)
         late_states = self._allocate_residents(recorder, plan, position)
@@ -118,6 +118,21 @@ class PlanReplay:
         recorder.end_step()
         events = recorder.build()
         return repeat_events(events, start, end, late_states) if late_states else events
+
+    def shorten_step(self, plan: Plan) -> Plan:
+        """Return a plan whose step has few microbatches, and passes that hold as much: two for every pipeline rank.
+
+        Schedules that hold every microbatch need all of them.
+        """
+        count = 2 * plan.pipeline
+        while count < plan.num_microbatches and not plan.asynchronous:
+            if plan.rule.find_violation(plan.pipeline, count, plan.chunks) is None:
+                short_plan = replace(plan, num_microbatches=count)
+                peaks = (self.memory.find_pass_peaks_of(row) for row in (short_plan, plan))
+                if np.array_equal(*peaks):
+                    return short_plan
+            count += plan.pipeline if count < 4 * plan.pipeline else count
+        return plan
 
     def _allocate_residents(self, recorder: RankRecorder, plan: Plan, position: int) -> list[int]:
         """Allocate what stays for the whole step: parameters, gradients, states, and a framework's buffers.
@@ -236,18 +251,6 @@ def _divide(size: int, shares: list[int]) -> list[int]:
     whole_ends = ends.astype(np.int64)
     result: list[int] = np.diff(whole_ends, prepend=0).tolist()
     return result
-
-
-def shorten_step(plan: Plan) -> Plan:
-    """Return a plan whose step has few microbatches: two, or two for every pipeline rank."""
-    if plan.asynchronous:
-        return plan
-    count = 2 * plan.pipeline
-    while count < plan.num_microbatches:
-        if plan.rule.find_violation(plan.pipeline, count, plan.chunks) is None:
-            return replace(plan, num_microbatches=count)
-        count += plan.pipeline
-    return plan
 
 
 class _StageEvents:

@@ -84,7 +84,7 @@ class PlanMemory:
 
     def allocated(self, plan: Plan) -> IntArray:
         """Return the most bytes of tensors by pipeline position, for one size of microbatches."""
-        return self.resident_memory(plan) + self._find_pass_peaks(plan)
+        return self.resident_memory(plan) + self.find_pass_peaks_of(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
@@ -138,8 +138,8 @@ class PlanMemory:
         sizes = {site: count_residents(self.training, states, *site).device_bytes for site in dict.fromkeys(sites)}
         return np.array([sizes[site] for site in sites], dtype=np.int64)
 
-    def _find_pass_peaks(self, plan: Plan) -> IntArray:
-        """Return the most bytes that passes hold, by pipeline position."""
+    def find_pass_peaks_of(self, plan: Plan) -> IntArray:
+        """Return the most bytes that passes and the optimizer's step hold, by pipeline position."""
         passes, stages, states = self.costs.find_keys(plan)
         sharing = self.find_sharing(plan)
         if sharing.gradients or sharing.begins_gradients:

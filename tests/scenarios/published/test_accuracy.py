@@ -17,6 +17,7 @@ from meshwise.scenarios.published.accuracy import (
     summarize_errors,
     to_csv,
 )
+from meshwise.scenarios.published.row import GIB
 from meshwise.scenarios.published.runs import build_run, read_runs
 from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.engine import step_time
