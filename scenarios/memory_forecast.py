@@ -62,10 +62,8 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
         even_plan = plan.with_microbatch(max(plan.sizes))
         last = float(costs.costs.get_shared(PlanMemory).allocated(even_plan)[-1])
     is_mixed = len(problem.cluster.accelerators) > 1
-    if limit is None or is_mixed:  # each position then has room of its own
-        fits = costs.fits(plan)
-    else:
-        fits = risk <= limit and costs.hosts_fit(plan)
+    # on devices of several kinds each position has room of its own
+    fits = costs.fits(plan) if limit is None or is_mixed else risk <= limit and costs.hosts_fit(plan)
     return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits, last)
 
 

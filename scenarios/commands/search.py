@@ -53,7 +53,6 @@ from meshwise.scenarios.fitting import (
 )
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import find_risk_limit
-from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.launches import (
     RESERVE,
     Launch,
@@ -65,6 +64,7 @@ from meshwise.scenarios.launches import (
     needs_runnable,
     seeks_trainer,
 )
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft

@@ -142,8 +142,8 @@ GB = 1e9
 class Measurement(NamedTuple):
     """The measurements of a run: step time in s, peak memory of the fullest device in bytes, and how the run ended.
 
-    ``memory_kind`` says what the memory is: one of `MEMORY_KINDS`, or `ALLOCATED_LAST`. ``reserved_memory`` is what the allocator reserved,
-    in bytes, where the row also states what it allocated to tensors.
+    ``memory_kind`` says what the memory is: one of `MEMORY_KINDS`, or `ALLOCATED_LAST`. ``reserved_memory`` is what the
+    allocator reserved, in bytes, where the row also states what it allocated to tensors.
     """
 
     step_time: float | None

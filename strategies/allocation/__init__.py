@@ -1,1 +1,1 @@
-"""Memory as the framework and the driver see it: allocations replayed in an allocator, and what a device holds besides."""
+"""Allocations of a step replayed in the framework's allocator, and what a device holds besides."""

@@ -16,7 +16,6 @@ from meshwise.strategies.lowering.costs.recompute import count_elements, find_pa
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.schedule import ActionKind
 
-
 Name = TypeVar("Name", str, int)
 
 
@@ -229,7 +228,9 @@ def record_backward(tensors: BlockTensors, kept: Moment, memory: BlockMemory, gr
         fullest = totals.index(max(totals))
         for place, (moment, row_size) in enumerate(part):
             room = row_size - (size - limit)
-            fitted = fit_moments([moment], kept, room if place == fullest else min(room, _count_fitted(moment, kept)))[0]
+            fitted = fit_moments([moment], kept, room if place == fullest else min(room, _count_fitted(moment, kept)))[
+                0
+            ]
             if number == num_loss:  # what comes next reads parameters
                 recorder.release_others(fitted)
                 split = len(recorder.slots)

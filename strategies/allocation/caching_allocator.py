@@ -29,7 +29,7 @@ ROUNDING = 512
 SMALL_SIZE = MIB
 """Bytes up to which a request is small (kSmallSize)."""
 SMALL_SEGMENT = 2 * MIB
-"""Bytes of a segment of small blocks (kSmallBuffer), and to whose multiples large segments are rounded (kRoundLarge)."""
+"""Bytes of a segment of small blocks (kSmallBuffer); large ones are rounded to its multiples (kRoundLarge)."""
 MEDIUM_SIZE = 10 * MIB
 """Bytes from which a request gets a segment of its own size (kMinLargeAlloc)."""
 MEDIUM_SEGMENT = 20 * MIB
@@ -120,7 +120,7 @@ def _run_events(
     limit, is_expandable, releases_first, stride = settings[0], settings[1], settings[2], settings[3]
     num_blocks, address, reserved, requested = 0, 0, 0, 0
 
-    def find_place(pool, size, address):  # type: ignore[no-untyped-def]
+    def find_place(pool: Any, size: Any, address: Any) -> Any:
         """Return the place of the first free block of a pool that is as large and as far."""
         low, high = pool * stride, pool * stride + free_counts[pool]
         while low < high:

@@ -4,8 +4,7 @@ Workspaces of matrix products are none of it: torch takes them from its allocato
 ``getCurrentCUDABlasLtHandle`` and ``getCUDABlasLtWorkspace``), and Transformer Engine as a tensor.
 """
 
-from meshwise.simulator.interconnect.interconnect import interconnect
-from meshwise.strategies.plan.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, GROUPS, PASS_AXES, PIPELINE, REPLICA
+from meshwise.strategies.plan.mesh import EXPERT, EXPERT_DATA, GROUPS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 

@@ -14,7 +14,7 @@ import numpy as np
 from meshwise.simulator.program import Category, Change
 from meshwise.strategies.allocation.block_passes import PassEvents
 from meshwise.strategies.allocation.caching_allocator import COMPUTE, GATHER, REDUCE, Events
-from meshwise.strategies.lowering.tasks.fully_sharded import NO_CHANGES, BlockChanges
+from meshwise.strategies.lowering.tasks.fully_sharded import BlockChanges
 from meshwise.strategies.schedules.schedule import ActionKind
 
 BlockPlace = tuple[int, int, int]
@@ -76,7 +76,7 @@ class RankRecorder:
 
     def run_block(self, place: BlockPlace, block: BlockPass, *, is_last: bool) -> None:
         """Record a pass of a block; ``is_last`` where no other block of the pass follows."""
-        events, changes = block.events, block.changes or NO_CHANGES
+        events, changes = block.events, block.changes
         kept = self._find_kept(place, block)
         others = events.num_slots - events.num_kept
         slots = [*kept, *range(self._num_slots, self._num_slots + others)]

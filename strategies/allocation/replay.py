@@ -26,10 +26,11 @@ from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.lowering.costs.keys import CutKey, RunKey
 from meshwise.strategies.lowering.costs.liveness import Moment
 from meshwise.strategies.lowering.costs.memory import BlockMemory
-from meshwise.strategies.lowering.residents import count_copies, count_residents
 from meshwise.strategies.lowering.costs.offload import HostShare
 from meshwise.strategies.lowering.costs.optimizer import flat_gradient_bytes, step_temporary_bytes
+from meshwise.strategies.lowering.residents import count_copies, count_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.lowering.tasks.fully_sharded import NO_CHANGES
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
 from meshwise.strategies.plan.offloading import select_fraction
 from meshwise.strategies.plan.plan import Plan
@@ -128,8 +129,8 @@ class PlanReplay:
         while count < plan.num_microbatches and not plan.asynchronous:
             if plan.rule.find_violation(plan.pipeline, count, plan.chunks) is None:
                 short_plan = replace(plan, num_microbatches=count)
-                peaks = (self.memory.find_pass_peaks_of(row) for row in (short_plan, plan))
-                if np.array_equal(*peaks):
+                short_peaks, peaks = (self.memory.find_pass_peaks_of(row) for row in (short_plan, plan))
+                if np.array_equal(short_peaks, peaks):
                     return short_plan
             count += plan.pipeline if count < 4 * plan.pipeline else count
         return plan
@@ -274,10 +275,9 @@ class _StageEvents:
         forward_blocks = self.passes[0].blocks[::turn]
         is_separate = run.leaves_whole or variant >= FIRST_OFFSET
         result = []
-        rows = zip(self.choices[::turn], blocks, forward_blocks, changes or ((),) * len(blocks), strict=True)
+        rows = zip(self.choices[::turn], blocks, forward_blocks, changes or (NO_CHANGES,) * len(blocks), strict=True)
         for (name, choice), memory, forward_memory, change in rows:
-            acquired = change.acquired if change else ()
-            gradient_bytes = sum(row.size for row in acquired if row.category is Category.GRADIENTS)
+            gradient_bytes = sum(row.size for row in change.acquired if row.category is Category.GRADIENTS)
             events, left = self.replayer.record_pass(
                 run,
                 name,

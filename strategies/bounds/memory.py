@@ -78,8 +78,7 @@ class PlanMemory:
         """
         even_plans = {size: plan.with_microbatch(size) for size in plan.sizes}
         return max(
-            int((self.allocated(even) + self._find_reserved(plan, size)).max())
-            for size, even in even_plans.items()
+            int((self.allocated(even) + self._find_reserved(plan, size)).max()) for size, even in even_plans.items()
         )
 
     def allocated(self, plan: Plan) -> IntArray:
@@ -150,7 +149,8 @@ class PlanMemory:
             peaks = self._find_plain_peaks(order, passes, stages)
         if not (self._flattens_gradients or self._has_step_temporaries):
             return peaks
-        return np.maximum(peaks, self._count_step_bytes(stages, states, self.steps_on_device(plan)))
+        result: IntArray = np.maximum(peaks, self._count_step_bytes(stages, states, self.steps_on_device(plan)))
+        return result
 
     def steps_on_device(self, plan: Plan) -> bool:
         """Return whether the optimizer steps on devices that make temporary tensors for it."""

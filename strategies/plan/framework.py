@@ -277,8 +277,6 @@ FRAMEWORKS = {
     framework.name: framework
     for framework in (
         MEGATRON,
-        MEGATRON_PLAIN_LOSS,
-        MEGATRON_PLAIN,
         MEGATRON_2021,
         MEGATRON_DEEPSPEED,
         NEMO,
@@ -288,6 +286,8 @@ FRAMEWORKS = {
         UNKNOWN,
         MINDSPORE,
         XLA,
+        MEGATRON_PLAIN_LOSS,
+        MEGATRON_PLAIN,
     )
 }
 """Frameworks by name."""

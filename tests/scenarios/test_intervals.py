@@ -19,14 +19,13 @@ from meshwise.scenarios.intervals import (
     Category,
     build_uncertainty,
     describe_peak_runs,
-    estimate_problem_risk,
     find_category,
-    find_uncertainty,
     memory_margin,
     peak_memory_interval,
     step_time_interval,
     with_margin,
 )
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.simulator.catalog import accelerator, cluster, list_timed_products
 from meshwise.simulator.machine.kernels import MatmulModel
 from meshwise.strategies.cost_model import SimulatedCost

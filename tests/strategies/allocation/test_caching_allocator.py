@@ -20,8 +20,15 @@ def make(*rows: tuple[int, int] | tuple[int, int, int]) -> Events:
 
 @pytest.mark.parametrize(
     ("size", "segment"),
-    [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB), (11 * MIB + 1, 12 * MIB)],
-)  # fmt: skip
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (11 * MIB + 1, 12 * MIB),
+    ],
+)
 def test_a_request_gets_the_segment_of_its_size(size: int, segment: int) -> None:
     assert replay(make((0, size))) == Reservation(segment, size, True)
 

@@ -55,7 +55,9 @@ def test_reserved_is_between_tensors_and_what_blocks_add() -> None:
     small = problem(nodes=1, devices=2, batch=8)
     plan = complete(small, Layout(data=2, microbatch=4))
     plain, paged = (
-        PlanReplay(StageCosts(replace(small, training=replace(small.training, expandable_segments=pages)))).reserve(plan)
+        PlanReplay(StageCosts(replace(small, training=replace(small.training, expandable_segments=pages)))).reserve(
+            plan
+        )
         for pages in (False, True)
     )
     planned = replace(small, training=replace(small.training, framework="xla"))
