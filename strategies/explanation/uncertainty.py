@@ -34,7 +34,6 @@ def format_limit(limit: float | None) -> str:
 class Uncertainty:
     """The uncertainty of predicted step times and peak memory.
 
-    ``coverage`` is the fraction of runs inside the intervals, whose half widths are in natural logarithms.
     ``coverage`` is the fraction of runs inside the intervals, whose half widths are in natural logarithms;
     ``replay_width`` is that of what a replay says is reserved. ``reserved_ratios`` are bytes that a caching allocator
     reserves over bytes of tensors: the least, median and largest measured ratio. Between them the distribution is taken
