@@ -16,6 +16,7 @@ from typing import Any
 from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_count
+from meshwise.strategies.allocation.planned import PLANNING_FRAMEWORKS
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.framework import UNKNOWN
 from meshwise.strategies.plan.problem import Problem, Training
@@ -99,11 +100,6 @@ def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> fl
     return build_uncertainty(Category.STATED, is_caching=is_caching, is_known=is_known).memory_margin(risk)
 
 
-PLANNING_FRAMEWORKS = ("xla", "mindspore")
-"""Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
-optimized memory allocation solver", by which the operators of a graph share one static block."""
-
-
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
     """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
     blocks = training.framework not in PLANNING_FRAMEWORKS and not training.expandable_segments
@@ -150,6 +146,7 @@ def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_kno
         step_time_width=find_half_width(widths, run_category),
         peak_memory_width=figures["peak_memory" if is_known else "unknown_framework"]["half_width"],
         reserved_ratios=(ratios["least"], ratios["median"], ratios["largest"]),
+        replay_width=figures["replay" if is_known else "replay_unknown_framework"]["half_width"],
     )
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, list_trainers
-from meshwise.scenarios.intervals import estimate_problem_risk
+from meshwise.scenarios.memory_forecast import forecast_memory, forecast_plan
 from meshwise.scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.models.transformer import Transformer
@@ -68,8 +68,8 @@ def list_launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
         framework = priced_problem.training.framework
         if framework not in verdicts:
             cost_model = SimulatedCost(priced_problem)
-            peak_memory = cost_model.peak_memory(plan)
-            verdicts[framework] = peak_memory, cost_model.fits(plan), estimate_problem_risk(priced_problem, peak_memory)
+            forecast = forecast_memory(cost_model, plan)
+            verdicts[framework] = cost_model.peak_memory(plan), forecast.fits, forecast.out_of_memory
         rows.append(Launch(trainer, *verdicts[framework]))
     return tuple(rows)
 
@@ -128,7 +128,7 @@ def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None
             raise KeyboardInterrupt
         if (best_trial := result.best) is not None:
             step_time, peak_memory = best_trial.evaluation.step_time, best_trial.evaluation.peak_memory
-            risk = estimate_problem_risk(scenario.to_target_problem(trainer), peak_memory)
+            risk = forecast_plan(scenario.to_target_problem(trainer), best_trial.plan).out_of_memory
             rows.append(Runnable(trainer, best_trial.plan, step_time, peak_memory, risk))
     return min(rows, key=lambda row: row.step_time, default=None)
 
@@ -199,7 +199,7 @@ def find_near_misses(
         reasons = answers.list_refusals(layout)
         if reasons not in result and cost_model.fits(plan := complete(problem, layout)):
             peak_memory = cost_model.peak_memory(plan)
-            risk = estimate_problem_risk(problem, peak_memory)
+            risk = forecast_memory(cost_model, plan).out_of_memory
             result[reasons] = NearMiss(plan, peak_memory, risk, acceptance.list_lacking(problem, plan))
             if len(result) == count:
                 break

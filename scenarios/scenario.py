@@ -315,6 +315,7 @@ class Scenario:
         ValueError
             Where there is no such algorithm or target, or the journal is of another search.
         """
+        from meshwise.scenarios.memory_forecast import judge_result
         from meshwise.strategies.cost_model import SimulatedCost
         from meshwise.strategies.search.driver import run_search
         from meshwise.strategies.search.fan_out import Evaluator
@@ -329,8 +330,9 @@ class Scenario:
         budget = settings.budget if budget is None else budget
         problem = scenario.problem
         with nullcontext() if resume is None else SearchJournal(resume, search_algorithm, problem, space) as journal:
-            evaluator = Evaluator(SimulatedCost(problem), executor, journal)
-            return run_search(
+            cost_model = SimulatedCost(problem)
+            evaluator = Evaluator(cost_model, executor, journal)
+            result = run_search(
                 search_algorithm,
                 problem,
                 space_with_starts,
@@ -339,6 +341,7 @@ class Scenario:
                 seconds=seconds,
                 progress=progress,
             )
+        return judge_result(cost_model, result)
 
     def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:
         """Return the time limit of a search in seconds: the argument, else the setting or default; None for none."""

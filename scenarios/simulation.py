@@ -17,10 +17,10 @@ from meshwise.scenarios.intervals import (
     Interval,
     describe_peak_runs,
     find_category,
-    find_uncertainty,
     peak_memory_interval,
     step_time_interval,
 )
+from meshwise.scenarios.memory_forecast import forecast_memory
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
@@ -29,6 +29,7 @@ from meshwise.simulator.program import Category
 from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
+from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
@@ -75,9 +76,9 @@ class Simulation:
     Intervals contain 90 % of the measured runs that they are fitted to (`meshwise.scenarios.intervals`). ``fits`` says
     whether every host has enough memory, and every device including what the allocator reserves beside tensors;
     ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
-    for the tensors of the peak, ``peak_device`` adds what the framework takes before the first tensor,
+    when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
     ``memory_capacity`` is the memory of a device that the framework reports, and ``memory_usable`` the largest
-    ``peak_memory`` that fits. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
+    ``peak_memory`` that a search takes. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
     ``wall_time`` the seconds that the simulation took.
     """
 
@@ -194,12 +195,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
     interval = step_time_interval(timeline.step_time, find_category(problem.cluster, assumptions))
-    reserved = min(device.reserved for device in problem.cluster.accelerators)
-    fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
-    uncertainty = find_uncertainty(problem, assumptions)
-    device_memory = min(device.memory for device in problem.cluster.accelerators)
-    # the median ratio of reserved to allocated bytes applies to tensors, not to what the framework takes before them
-    reserved_peak = uncertainty.reserved_ratios[1] * (timeline.peak_memory - reserved)
+    forecast = forecast_memory(SimulatedCost(problem), plan, assumptions)
     return Simulation(
         problem=problem,
         plan=plan,
@@ -209,15 +205,15 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
         tokens_per_second_per_device=tokens / devices,
         model_flops_per_second_per_device=rate,
         mfu=rate * devices / _sum_peak_flops(problem, plan),
-        fits=fits,
+        fits=forecast.fits,
         peak_memory=timeline.peak_memory,
-        memory_capacity=device_memory,
+        memory_capacity=min(device.memory for device in problem.cluster.accelerators),
         memory_usable=min(problem.usable_memory(device) for device in problem.cluster.accelerators),
         step_time_interval=interval,
         peak_memory_interval=peak_memory_interval(timeline.peak_memory),
-        out_of_memory=uncertainty.estimate_cluster_risk(problem.cluster, timeline.peak_memory),
-        peak_reserved=reserved_peak,
-        peak_device=reserved + reserved_peak,
+        out_of_memory=forecast.out_of_memory,
+        peak_reserved=forecast.reserved,
+        peak_device=forecast.device,
         memory=tuple(_list_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),

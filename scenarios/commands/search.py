@@ -52,7 +52,7 @@ from meshwise.scenarios.fitting import (
     start_timer,
 )
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.intervals import estimate_problem_risk, find_risk_limit
+from meshwise.scenarios.intervals import find_risk_limit
 from meshwise.scenarios.launches import (
     RESERVE,
     Launch,
@@ -64,6 +64,7 @@ from meshwise.scenarios.launches import (
     needs_runnable,
     seeks_trainer,
 )
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft
@@ -248,8 +249,9 @@ class _Answer:
         devices = problem.cluster.accelerators
         usable, reported = min((problem.usable_memory(device), device.memory) for device in devices)
         yield "peak memory", f"{format_size(peak)}; {describe_room(usable, reported)}"
-        risk, limit = estimate_problem_risk(problem, peak), format_limit(find_risk_limit(problem))
-        yield "out of memory", f"with a probability of {risk:.1%} ({limit})"
+        forecast, limit = forecast_plan(problem, best.plan), format_limit(find_risk_limit(problem))
+        yield "reserved", f"{format_size(forecast.reserved)}, and {format_size(forecast.device)} of the device"
+        yield "out of memory", f"with a probability of {forecast.out_of_memory:.1%} ({limit})"
         yield "runs in", describe_launches(self.places)
         if needs_runnable(value, self.places):
             yield "fastest to run", _NONE_RUNNABLE if self.runnable is None else self.runnable.describe()

@@ -8,7 +8,7 @@ from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.console import Ticker
 from meshwise.scenarios.fitting import EMPTY_SPACE, describe_shortfall
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.intervals import estimate_problem_risk
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.units import format_time
 from meshwise.strategies.explanation.shortfall import find_shortfall
@@ -64,7 +64,9 @@ def _trial_to_json(trial: "Trial | None", problem: "Problem") -> dict[str, Any] 
         return None
     fields = ("step_time", "peak_memory", "fits")
     evaluation = {name: getattr(trial.evaluation, name) for name in fields}
-    evaluation["out_of_memory"] = estimate_problem_risk(problem, trial.evaluation.peak_memory)
+    forecast = forecast_plan(problem, trial.plan)
+    evaluation["fits"] = trial.evaluation.fits and forecast.fits
+    evaluation["out_of_memory"] = forecast.out_of_memory
     return {"plan": trial.plan.to_json(), "evaluation": evaluation, "elapsed": trial.elapsed}
 
 

@@ -23,12 +23,11 @@ from meshwise.scenarios.intervals import Interval, find_category, peak_memory_in
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.published.estimates import (
     estimate_step_time,
-    fits,
-    peak_memory_of,
+    forecast_run,
     share_costs,
     shorten_plan,
 )
-from meshwise.scenarios.published.row import GIB
+from meshwise.scenarios.published.row import ALLOCATED_LAST, DEVICE, GIB, RESERVED
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
@@ -45,13 +44,20 @@ ROWS_BETWEEN_COLLECTIONS = 500
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A run with its predicted step time (s), peak memory (bytes) and whether it fits; None where it was skipped."""
+    """A run with its predicted step time (s), peak memory (bytes) and whether it fits; None where it was skipped.
+
+    ``peak_memory`` is that of tensors; ``peak_reserved`` and ``peak_device`` are what the allocator reserves for them,
+    and all that is taken of the device; ``peak_last`` is that of tensors on the last pipeline rank.
+    """
 
     run: Run
     step_time: float | None = None
     peak_memory: float | None = None
     fits: bool | None = None
     skipped: str = ""
+    peak_reserved: float | None = None
+    peak_device: float | None = None
+    peak_last: float | None = None
 
     __repr__ = brief_repr()
 
@@ -62,8 +68,14 @@ class Prediction:
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the peak memory, (predicted - measured) / measured."""
-        return _relative_error(self.peak_memory, self.run.peak_memory)
+        """Relative error of the peak memory of the kind that was measured, (predicted - measured) / measured."""
+        return _relative_error(self.measured_kind_peak, self.run.peak_memory)
+
+    @property
+    def measured_kind_peak(self) -> float | None:
+        """The predicted peak memory of the kind that was measured, in bytes."""
+        peaks = {RESERVED: self.peak_reserved, DEVICE: self.peak_device, ALLOCATED_LAST: self.peak_last}
+        return peaks.get(self.run.memory_kind, self.peak_memory)
 
     @property
     def step_time_interval(self) -> Interval | None:
@@ -76,7 +88,8 @@ class Prediction:
     @property
     def peak_memory_interval(self) -> Interval | None:
         """The 90 % interval of the peak memory, in bytes."""
-        return None if self.peak_memory is None else peak_memory_interval(self.peak_memory)
+        peak = self.measured_kind_peak
+        return None if peak is None else peak_memory_interval(peak)
 
 
 def _relative_error(predicted: float | None, measured: float | None) -> float | None:
@@ -109,10 +122,7 @@ def _load_scenario_run(file: Path) -> Run:
 
 
 def predict(run: Run) -> Prediction:
-    """Return the prediction for one run; a plan that does not fit has a step time as well.
-
-    The peak memory leaves out the driver and communicators where the measurement of the run does.
-    """
+    """Return the prediction for one run; a plan that does not fit has a step time as well."""
     if run.scenario is None:
         return Prediction(run, skipped=run.skipped)
     problem, plan = run.scenario.problem, run.scenario.choose_plan()
@@ -120,8 +130,16 @@ def predict(run: Run) -> Prediction:
         seconds = estimate_step_time(problem, plan)
     except ValueError as error:
         return Prediction(run, skipped=str(error))
-    context_memory = 0.0 if run.with_context else problem.cluster.accelerator.reserved
-    return Prediction(run, seconds, peak_memory_of(problem, plan) - context_memory, fits(problem, plan))
+    memory = forecast_run(problem, plan)
+    return Prediction(
+        run,
+        seconds,
+        memory.allocated,
+        memory.fits,
+        peak_reserved=memory.reserved,
+        peak_device=memory.device,
+        peak_last=memory.allocated_last,
+    )
 
 
 def predict_all(runs: Sequence[Run], progress: Callable[[int, int], None] | None = None) -> tuple[Prediction, ...]:
@@ -159,6 +177,8 @@ COLUMNS = (
     "predicted_step_time_s",
     "measured_step_time_s",
     "predicted_peak_memory_gib",
+    "predicted_peak_reserved_gib",
+    "predicted_peak_device_gib",
     "measured_peak_memory_gib",
     "predicted_fits",
     "measured_status",
@@ -183,6 +203,8 @@ def to_csv(predictions: Sequence[Prediction]) -> str:
                 _format_cell(row.step_time),
                 _format_cell(row.run.step_time),
                 _format_cell(row.peak_memory, GIB),
+                _format_cell(row.peak_reserved, GIB),
+                _format_cell(row.peak_device, GIB),
                 _format_cell(row.run.peak_memory, GIB),
                 "" if row.fits is None else str(row.fits).lower(),
                 row.run.status,

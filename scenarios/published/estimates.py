@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
+from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory
 from meshwise.simulator.engine import step_time
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.lower import lower
@@ -44,19 +45,24 @@ def estimate_step_time(problem: Problem, plan: Plan) -> float:
     return long_time + (plan.num_microbatches / num_microbatches - 2) * (long_time - short_time)
 
 
-def peak_memory_of(problem: Problem, plan: Plan) -> float:
-    """Return the peak memory of the fullest device in bytes, which later rounds of microbatches do not change."""
-    return _find_memory(costs_of(problem), shorten_plan(problem, plan))[0]
-
-
 def fits(problem: Problem, plan: Plan) -> bool:
-    """Return whether a plan fits in the memory of every device."""
-    return _find_memory(costs_of(problem), shorten_plan(problem, plan))[1]
+    """Return whether the tensors of a plan fit in the memory of every device with a margin."""
+    return _fits(costs_of(problem), shorten_plan(problem, plan))
 
 
 @lru_cache(maxsize=64)
-def _find_memory(costs: SimulatedCost, plan: Plan) -> tuple[float, bool]:
-    return costs.peak_memory(plan), costs.fits(plan)
+def _fits(costs: SimulatedCost, plan: Plan) -> bool:
+    return costs.fits(plan)
+
+
+def forecast_run(problem: Problem, plan: Plan) -> MemoryForecast:
+    """Return the memory of a plan in three ways, and whether it fits."""
+    return _forecast(costs_of(problem), shorten_plan(problem, plan))
+
+
+@lru_cache(maxsize=64)
+def _forecast(costs: SimulatedCost, plan: Plan) -> MemoryForecast:
+    return forecast_memory(costs, plan)
 
 
 def shorten_plan(problem: Problem, plan: Plan) -> Plan:

@@ -14,6 +14,8 @@ _SHARDS_PARAMETERS = re.compile(
 _SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
 _FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
 """llm-foundry's models use the fused loss of flash-attn by default (llmfoundry/models/mpt, loss_fn)."""
+_FUSES_MEGATRON_LOSS = re.compile(r"cross-entropy fusion|\bcef\b|fusion-impl te")
+"""Words of Transformer Engine's loss; --cross-entropy-loss-fusion alone is another, which is not fused in memory."""
 _XLA = re.compile(
     r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
 )
@@ -76,7 +78,13 @@ def memory_conventions(row: Row) -> str:
             return "megatron_2021"
         if "deepspeed" in row.text("framework"):
             return "megatron_deepspeed"
-        return "nemo" if re.search("nemo|bridge", row.text("framework")) else "megatron"
+        if re.search("nemo|bridge", row.text("framework")):
+            return "nemo"
+        words = row.text("plan_note", "loss", "software")
+        if _FUSES_MEGATRON_LOSS.search(words):
+            return "megatron"
+        row.assume("logits also in fp32, as the loss of Megatron-LM makes them unless told to fuse (not stated)")
+        return "megatron_plain" if "no-gradient-accumulation-fusion" in words else "megatron_plain_loss"
     if is_xla(row):
         row.assume("memory kept as XLA keeps it")
         return "xla"

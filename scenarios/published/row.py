@@ -213,15 +213,21 @@ GB = 1e9
 class Measurement(NamedTuple):
     """The measurements of a run: step time in s, peak memory of the fullest device in bytes, and how the run ended.
 
-    ``with_context`` says that the memory includes the driver and communicators. ``reserved_memory`` is what the
+    ``memory_kind`` says what the memory is: one of `MEMORY_KINDS`, or `ALLOCATED_LAST`. ``reserved_memory`` is what the
     allocator reserved, in bytes, where the row also states what it allocated to tensors.
     """
 
     step_time: float | None
     peak_memory: float | None
     status: str
-    with_context: bool
+    memory_kind: str
     reserved_memory: float | None
+
+
+ALLOCATED, RESERVED, DEVICE = MEMORY_KINDS = "allocated", "reserved", "device"
+"""Kinds of measured memory: of tensors, what the allocator reserved, and all that is taken of the device."""
+ALLOCATED_LAST = "allocated by the last rank"
+"""The kind of memory of tensors that the last pipeline rank alone logs, as Megatron-LM does."""
 
 
 _OUT_OF_MEMORY = re.compile(r"oom|out[-_ ]of[-_ ]memory|cuda error: out|exceed\w* memory")
@@ -230,12 +236,12 @@ _OUTSIDE = re.compile(r"nvidia-smi|rocm-smi|nvml|dcgm|gpu memory used|device mem
 
 def read_measurement(row: Row) -> Measurement:
     """Return the measurements of a row; a figure that cannot be read counts as missing and is noted."""
-    memory, with_context = _read_memory(row)
+    memory, kind = _read_memory(row)
     status = row.text("status")
     status = "oom" if _OUT_OF_MEMORY.search(status) else "ok" if status in ("", "ok", "success", "pass") else status
     step_time = _read_step_time(row)
     reserved = _read_figure(row, "peak_mem_reserved_gib") if row.states("peak_mem_gib") else None
-    return Measurement(step_time, memory, status[:40], with_context, None if reserved is None else GIB * reserved)
+    return Measurement(step_time, memory, status[:40], kind, None if reserved is None else GIB * reserved)
 
 
 def _read_figure(row: Row, name: str) -> float | None:
@@ -257,17 +263,21 @@ def _read_step_time(row: Row) -> float | None:
     return total / (samples * devices)
 
 
-def _read_memory(row: Row) -> tuple[float | None, bool]:
+def _read_memory(row: Row) -> tuple[float | None, str]:
     note = row.text("mem_note")
-    with_context = bool(_OUTSIDE.search(note))
+    kind = DEVICE if _OUTSIDE.search(note) else ALLOCATED
     for name in ("peak_mem_gib", "peak_mem_reserved_gib"):
         memory = _read_figure(row, name)
         if memory is not None:
             if name != "peak_mem_gib":
                 row.assume("measured peak memory is what the allocator reserved, not what was allocated")
-            return GIB * memory, with_context
+                return GIB * memory, RESERVED
+            stated_kind = row.text("peak_mem_kind")
+            kind = stated_kind if stated_kind in MEMORY_KINDS else kind
+            is_last = kind == ALLOCATED and re.search(r"last (pipeline )?(rank|stage)", note)
+            return GIB * memory, ALLOCATED_LAST if is_last else kind
     figures = re.findall(r"(\d+(?:\.\d+)?)\s*(gib|gb)\b", note)
     if len(figures) != 1 or not re.search(r"peak|max|alloc|reserv|used|usage|memory", note):
-        return None, with_context
+        return None, kind
     row.assume(f"measured peak memory of {figures[0][0]} {figures[0][1]} from mem_note")
-    return float(figures[0][0]) * (GIB if figures[0][1] == "gib" else GB), with_context
+    return float(figures[0][0]) * (GIB if figures[0][1] == "gib" else GB), kind

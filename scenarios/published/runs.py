@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
-from meshwise.scenarios.published.row import Row, read_measurement
+from meshwise.scenarios.published.row import ALLOCATED, Row, read_measurement
 from meshwise.scenarios.published.scenario import draft_scenario, finish_scenario
 from meshwise.scenarios.published.sweeps import Choice, Draft, SweepKey, choose_once, name_sweep
 from meshwise.scenarios.scenario import Scenario
@@ -33,8 +33,8 @@ class Run:
     ----------
     assumed
         Assumptions of the scenario that the row does not state.
-    with_context
-        Whether ``peak_memory`` includes the driver and communicators besides the framework's tensors.
+    memory_kind
+        What ``peak_memory`` is: one of `MEMORY_KINDS`.
     reserved_memory
         Peak bytes that the allocator reserved, where ``peak_memory`` is what it allocated to tensors.
     """
@@ -48,7 +48,7 @@ class Run:
     scenario: Scenario | None = None
     skipped: str = ""
     assumed: tuple[str, ...] = ()
-    with_context: bool = False
+    memory_kind: str = ALLOCATED
     reserved_memory: float | None = None
 
     __repr__ = brief_repr()
@@ -183,7 +183,7 @@ def build_run(fields: Mapping[str, Any], place: str = "row") -> Run:
 
 def _draft_run(fields: Mapping[str, Any], place: str) -> _RunDraft:
     row = Row(fields)
-    step_time, peak, status, with_context, reserved = read_measurement(row)
+    step_time, peak, status, kind, reserved = read_measurement(row)
     run = Run(
         row_id=_clean_name(fields.get("row_id", place)),
         source=_clean_name(fields.get("source_id", "unknown")),
@@ -191,7 +191,7 @@ def _draft_run(fields: Mapping[str, Any], place: str) -> _RunDraft:
         step_time=step_time,
         peak_memory=peak,
         status=status,
-        with_context=with_context,
+        memory_kind=kind,
         reserved_memory=reserved,
     )
     sweep = name_sweep(row)

@@ -10,14 +10,20 @@ from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, pass_memory, peak_activations
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
-from meshwise.strategies.lowering.costs.memory import Boundary
+from meshwise.strategies.lowering.costs.memory import BlockMemory, Boundary
 from meshwise.strategies.lowering.costs.offload import HostShare
-from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, flat_gradient_bytes
+from meshwise.strategies.lowering.costs.optimizer import (
+    allocates_gradients,
+    count_updated_parameters,
+    flat_gradient_bytes,
+    step_temporary_bytes,
+)
 from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.residents import StateCopies, count_copies, count_residents, list_host_memory
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, bucket_limit, fill_buckets, with_whole_units
 from meshwise.strategies.lowering.tasks.fully_sharded import (
+    BlockChanges,
     Sharing,
     find_sharing,
     list_changes,
@@ -47,12 +53,22 @@ class _Room(NamedTuple):
     reserved: IntArray
 
 
+class StagePass(NamedTuple):
+    """What the blocks of a stage hold in a pass, in its order: activations, and ``changes`` besides."""
+
+    blocks: list[BlockMemory]
+    changes: tuple[BlockChanges, ...]
+    kind: ActionKind
+
+
 class PlanMemory:
     """Memory of the plans of one problem, each part computed once for all plans that share it."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.cluster, self.training = costs, costs.problem.cluster, costs.problem.training
-        self._flattens_gradients = self.training.conventions.flattens_gradients
+        conventions = self.training.conventions
+        self._flattens_gradients = conventions.flattens_gradients
+        self._has_step_temporaries = conventions.steps_together or conventions.widens_gradients
         self.is_mixed = len({node.accelerator for node, _ in self.cluster.nodes}) > 1
 
     def peak(self, plan: Plan) -> int:
@@ -62,9 +78,12 @@ class PlanMemory:
         """
         even_plans = {size: plan.with_microbatch(size) for size in plan.sizes}
         return max(
-            int((self.resident_memory(even) + self._find_pass_peaks(even) + self._find_reserved(plan, size)).max())
-            for size, even in even_plans.items()
+            int((self.allocated(even) + self._find_reserved(plan, size)).max()) for size, even in even_plans.items()
         )
+
+    def allocated(self, plan: Plan) -> IntArray:
+        """Return the most bytes of tensors by pipeline position, for one size of microbatches."""
+        return self.resident_memory(plan) + self.find_pass_peaks_of(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Return whether every device has the memory that its position needs, and every host what its ranks keep."""
@@ -82,7 +101,7 @@ class PlanMemory:
         """Return whether a plan with microbatches of one size fits devices of some capacity by position."""
         resident = self.resident_memory(plan)
         fits_resident = bool((resident <= capacity).all())
-        return fits_resident and bool((resident + self._find_pass_peaks(plan) <= capacity).all())
+        return fits_resident and bool((self.allocated(plan) <= capacity).all())
 
     def needs_simulation(self, plan: Plan) -> bool:
         """Return whether the memory of some device depends on more than the order of its passes."""
@@ -118,17 +137,42 @@ class PlanMemory:
         sizes = {site: count_residents(self.training, states, *site).device_bytes for site in dict.fromkeys(sites)}
         return np.array([sizes[site] for site in sites], dtype=np.int64)
 
-    def _find_pass_peaks(self, plan: Plan) -> IntArray:
-        """Return the most bytes that passes hold, by pipeline position."""
+    def find_pass_peaks_of(self, plan: Plan) -> IntArray:
+        """Return the most bytes that passes and the optimizer's step hold, by pipeline position."""
         passes, stages, states = self.costs.find_keys(plan)
-        sharing = self._find_sharing(plan)
+        sharing = self.find_sharing(plan)
         if sharing.gradients or sharing.begins_gradients:
             order = plan.schedule, plan.pipeline, plan.num_microbatches, plan.chunks
             peaks = self._find_shared_peaks(order, passes, stages, states, sharing)
         else:
             order = plan.schedule, plan.pipeline, plan.ordered_microbatches, plan.chunks
             peaks = self._find_plain_peaks(order, passes, stages)
-        return np.maximum(peaks, self._count_flat_gradients(stages, states)) if self._flattens_gradients else peaks
+        if not (self._flattens_gradients or self._has_step_temporaries):
+            return peaks
+        result: IntArray = np.maximum(peaks, self._count_step_bytes(stages, states, self.steps_on_device(plan)))
+        return result
+
+    def steps_on_device(self, plan: Plan) -> bool:
+        """Return whether the optimizer steps on devices that make temporary tensors for it."""
+        return not (plan.offload or self.cluster.accelerator.computes_collectives)
+
+    def list_block_choices(self, plan: Plan, stage: int) -> list[tuple[str, LayerRecompute]]:
+        """Return the blocks of a stage in order, each with what is recomputed of it."""
+        passes, stages, _ = self.costs.find_keys(plan)
+        kind = stages.kinds.kind_of[stage]
+        runs = self.costs.blocks.list_runs(
+            stages.cut, stages.kinds.kinds[kind], stages.find_recompute(passes.recompute, kind)
+        )
+        return [(block, choice) for block, count, choice in runs for _ in range(count)]
+
+    def list_stage_passes(self, plan: Plan, stage: int) -> dict[int, StagePass]:
+        """Return what the blocks of a stage hold in its passes, by variant."""
+        passes, stages, states = self.costs.find_keys(plan)
+        sharing = self.find_sharing(plan)
+        boundary = self.costs.find_buffered_boundary(passes.run, stages, stage)
+        first_elements = self.costs.list_first_gradients(stages, states, stage) if sharing.begins_gradients else ()
+        block_choices = self.list_block_choices(plan, stage)
+        return self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
 
     @memoise
     def _find_plain_peaks(self, order: ScheduleOrder, passes: PassKey, stages: StageKey) -> IntArray:
@@ -144,18 +188,25 @@ class PlanMemory:
         return find_pass_peaks(list_actions(*order), sharing, stage_passes)
 
     @memoise
-    def _count_flat_gradients(self, stages: StageKey, states: StateKey) -> IntArray:
-        """Return the bytes of the flat gradient buffer that is all-reduced after the passes, by pipeline position.
+    def _count_step_bytes(self, stages: StageKey, states: StateKey, on_device: bool) -> IntArray:
+        """Return the bytes that live while the optimizer steps, by pipeline position, without resident ones.
 
-        Gradients that live only during the step, from which it is copied, are included.
+        These are the flat buffer of gradients that were all-reduced after the passes, temporary tensors of the step,
+        and gradients that live only during the step.
         """
-        elements = np.array(self.costs.count_parameters(stages).elements, np.int64)
-        flat_bytes = np.array([flat_gradient_bytes(self.training, states, n) for n in elements.tolist()], np.int64)
-        begins = allocates_gradients(self.training, states) and states.zero < 2
-        result: IntArray = flat_bytes + elements * self.training.gradient_bytes * begins
-        return result
+        parameters = self.costs.count_parameters(stages).positions
+        begins = allocates_gradients(self.training, states)
+        rows = []
+        for row in parameters:
+            num_begun = row.elements
+            if states.zero >= 2:
+                num_begun = count_updated_parameters(states, row.elements, row.expert_elements)
+            step_bytes = step_temporary_bytes(self.training, states, row) * on_device
+            flat_bytes = flat_gradient_bytes(self.training, states, row.elements)
+            rows.append(flat_bytes + step_bytes + num_begun * self.training.gradient_bytes * begins)
+        return np.array(rows, np.int64)
 
-    def _find_sharing(self, plan: Plan) -> Sharing:
+    def find_sharing(self, plan: Plan) -> Sharing:
         """Return what data ranks share; the same value for all plans that share nothing."""
         begins = self.costs.find_keys(plan).run.allocates_gradients
         if plan.zero < 2 and not begins:
@@ -181,12 +232,11 @@ class PlanMemory:
             recompute = stages.find_recompute(passes.recompute, kind)
             runs = self.costs.blocks.list_runs(stages.cut, stages.kinds.kinds[kind], recompute)
             block_choices = [(block, choice) for block, count, choice in runs for _ in range(count)]
-            pass_memories[site] = self._list_pass_memories(
-                passes, states, sharing, block_choices, boundary, first_elements
-            )
+            stage_passes = self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
+            pass_memories[site] = {variant: pass_memory(*row) for variant, row in stage_passes.items()}
         return [pass_memories[site] for site in sites]
 
-    def _list_pass_memories(
+    def _list_block_passes(
         self,
         passes: PassKey,
         states: StateKey,
@@ -194,8 +244,8 @@ class PlanMemory:
         block_choices: list[tuple[str, LayerRecompute]],
         boundary: Boundary,
         first_elements: tuple[int, ...],
-    ) -> dict[int, PassMemory]:
-        """Return the memory of the passes of a stage, by variant.
+    ) -> dict[int, StagePass]:
+        """Return what the blocks of a stage hold in its passes, by variant.
 
         ``block_choices`` are the names of its blocks, with what is recomputed of each.
         """
@@ -233,7 +283,7 @@ class PlanMemory:
                 lasting_elements=first_elements,
             )
             pass_blocks = (first_memories if variant >= FIRST_OFFSET else memories)[::turn]
-            result[variant] = pass_memory(pass_blocks, block_changes, kind)
+            result[variant] = StagePass(pass_blocks, block_changes, kind)
         return result
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ coverage; and so is the error of the memory of tensors.
 """
 
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp, inf, log
 from statistics import NormalDist
 
 from meshwise.simulator.machine.cluster import Cluster
@@ -34,15 +34,31 @@ def format_limit(limit: float | None) -> str:
 class Uncertainty:
     """The uncertainty of predicted step times and peak memory.
 
-    ``coverage`` is the fraction of runs inside the intervals, whose half widths are in natural logarithms.
-    ``reserved_ratios`` are bytes that a caching allocator reserves over bytes of tensors: the least, median and largest
-    measured ratio. Between them the distribution is taken to be linear.
+    ``coverage`` is the fraction of runs inside the intervals, whose half widths are in natural logarithms;
+    ``replay_width`` is that of what a replay says is reserved. ``reserved_ratios`` are bytes that a caching allocator
+    reserves over bytes of tensors: the least, median and largest measured ratio. Between them the distribution is taken
+    to be linear.
     """
 
     coverage: float
     step_time_width: float
     peak_memory_width: float
     reserved_ratios: tuple[float, float, float]
+    replay_width: float = 0.0
+
+    def estimate_replay_risk(self, needed: float, room: float) -> float:
+        """Return the probability that a device whose allocator may have ``room`` bytes lacks memory.
+
+        ``needed`` are the least bytes with which a replay of the step runs.
+
+        >>> Uncertainty(0.9, 0.1, 0.1, (1.0, 1.0, 1.0), replay_width=0.1).estimate_replay_risk(70e9, 70e9)
+        0.5
+        """
+        if room <= 0:
+            return 1.0
+        excess = log(max(needed, 1.0) / room)
+        sigma = self._find_sigma(self.replay_width)
+        return NORMAL.cdf(excess / sigma) if sigma else float(excess > 0)
 
     def step_time_quantile(self, step_time: float, quantile: float) -> float:
         """Return the ``quantile`` quantile of the step time of runs, in seconds."""

@@ -15,6 +15,7 @@ from meshwise.strategies.lowering.costs.optimizer import (
     allocates_gradients,
     count_updated_parameters,
     flat_gradient_bytes,
+    step_temporary_bytes,
 )
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
 from meshwise.strategies.lowering.pass_modes import PassMode
@@ -178,13 +179,17 @@ class Contents:
         freed_changes = (
             (Change(Category.GRADIENTS, parameters.elements * self.training.gradient_bytes),) if drops_gradients else ()
         )
+        temporary_bytes = 0
+        if not (self.plan.offload or rank.accelerator.computes_collectives) and updates_states:
+            temporary_bytes = step_temporary_bytes(self.training, self.plan, parameters)
+        temporary_changes = (Change(Category.BUFFERS, temporary_bytes),) if temporary_bytes else ()
         piece = Piece(
             TaskKind.OPTIMIZER,
             "optimizer",
             0,
             ticks,
-            acquisitions=flat_changes,
-            releases=(*flat_changes, *freed_changes),
+            acquisitions=(*flat_changes, *temporary_changes),
+            releases=(*flat_changes, *temporary_changes, *freed_changes),
         )
         return self._build_work(-1, piece)
 

@@ -28,6 +28,8 @@ class Framework:
         Extra copies of the logits that the loss makes in each pass, beside the logits that it keeps and their
         gradient: with the whole vocabulary, and with a cut vocabulary. ``None`` where the gradient overwrites the
         logits.
+    casts_logits
+        Whether logits in the dtype of the product lie beside those in fp32 during the loss, and so do their gradients.
     keeps_gathered
         Whether a product keeps its input gathered along the tensor axis; otherwise it keeps its shard and gathers
         it again in backward.
@@ -92,6 +94,11 @@ class Framework:
         Whether hosts also wait for passes where there is no pipeline.
     waits_for_collectives
         Whether a host launches nothing before a collective inside a pass has ended.
+    steps_together
+        Whether the optimizer's step makes a temporary tensor for every parameter at once, in the precision of the
+        states: the roots of AdamW's second moments.
+    widens_gradients
+        Whether the optimizer's step copies 16-bit gradients to fp32.
     shares_weights
         Whether data ranks gather and reduce each weight by itself, where it is read and where its gradient is made,
         instead of all weights of a block together.
@@ -104,6 +111,7 @@ class Framework:
     loss_copies: tuple[int, int] | None
     routed_copies: int
     logits_in_precision: bool = False
+    casts_logits: bool = False
     keeps_gathered: bool = False
     fused_gradients: bool = False
     whole_table: bool = False
@@ -132,6 +140,8 @@ class Framework:
     waits_for_collectives: bool = False
     composed: tuple[str, ...] = ()
     shares_weights: bool = False
+    steps_together: bool = False
+    widens_gradients: bool = False
 
     __repr__ = brief_repr()
 
@@ -159,6 +169,23 @@ MEGATRON = Framework(
     recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
 )
 
+MEGATRON_PLAIN_LOSS = replace(
+    MEGATRON,
+    name="megatron_plain_loss",
+    # core/tensor_parallel/cross_entropy.py, VocabParallelCrossEntropy: logits.float(), then exponentials and the
+    # gradient in place of them; without --cross-entropy-loss-fusion, the default
+    logits_in_precision=False,
+    casts_logits=True,
+)
+
+MEGATRON_PLAIN = replace(
+    MEGATRON_PLAIN_LOSS,
+    name="megatron_plain",
+    fused_gradients=False,  # --no-gradient-accumulation-fusion
+    adds_gradients=True,  # core/distributed/distributed_data_parallel.py, _make_backward_post_hook: main_grad.add_
+    dummy_gradients=False,  # TE module/linear.py: only with fuse_wgrad_accumulation
+)
+
 MEGATRON_DEEPSPEED = replace(
     MEGATRON,
     name="megatron_deepspeed",
@@ -167,6 +194,7 @@ MEGATRON_DEEPSPEED = replace(
     hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
     waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
     waits_for_collectives=True,
+    widens_gradients=True,  # deepspeed/runtime/zero/stage_1_and_2.py, step: single_grad_partition is cast
 )
 
 NEMO = replace(
@@ -203,6 +231,7 @@ TORCH = Framework(
     waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
     recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
     keeps_quantised=False,  # torchao float8/float8_linear.py casts the weight in every forward
+    steps_together=True,  # torch/optim/adam.py, _multi_tensor_adam: torch._foreach_sqrt; the default on CUDA
     keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
 )
 
@@ -213,6 +242,7 @@ UNKNOWN = replace(
     buffers_every_microbatch=False,  # torch.distributed.pipelining's own: others reuse those of the microbatch at hand
     flattens_gradients=False,  # fully_shard's own; buckets of others are views of a buffer that is there
     adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h, without fused accumulation
+    widens_gradients=True,  # as deepspeed's do; only optimizers of Megatron-LM and NeMo sum in fp32 from the start
 )
 """A framework on torch that does not use torch's own parallel APIs: only what autograd does."""
 
@@ -229,7 +259,7 @@ TORCH_FUSED_LOSS = replace(
 )
 
 MINDSPORE = replace(
-    TORCH, name="mindspore", keeps_shards=False, recomputes_unread=True
+    TORCH, name="mindspore", keeps_shards=False, recomputes_unread=True, steps_together=False
 )  # Cell.recompute runs all of a cell again
 
 XLA = replace(
@@ -238,6 +268,7 @@ XLA = replace(
     keeps_shards=False,
     keeps_gates=False,  # XLA fuses what is done point by point
     flattens_gradients=False,  # a collective reads the gradient where the product has put it
+    steps_together=False,  # XLA fuses the update of each parameter
     recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
     shares_weights=True,  # Xu et al. 2021, "GSPMD" (arXiv 2105.04663): the partitioner sees operators one by one
 )
@@ -255,6 +286,8 @@ FRAMEWORKS = {
         UNKNOWN,
         MINDSPORE,
         XLA,
+        MEGATRON_PLAIN_LOSS,
+        MEGATRON_PLAIN,
     )
 }
 """Frameworks by name."""

@@ -49,7 +49,11 @@ from meshwise.scenarios.intervals import (
     find_half_width,
 )
 from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
+from meshwise.scenarios.published.row import RESERVED
+from meshwise.scenarios.published.scenario import costs_of
 from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.allocation.device import count_overhead
+from meshwise.strategies.allocation.replay import PlanReplay
 from meshwise.strategies.plan.framework import UNKNOWN
 
 CALIBRATES = "LLaMA-13B"
@@ -206,9 +210,9 @@ def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
     """
     times = residuals(predictions)
     peaks = [
-        Residual(abs(log(row.run.peak_memory / row.peak_memory)), "peak", row.run.source)
+        Residual(abs(log(row.run.peak_memory / row.measured_kind_peak)), "peak", row.run.source)
         for row in predictions
-        if row.peak_memory and row.run.peak_memory
+        if row.measured_kind_peak and row.run.peak_memory
     ]
     ratios = [
         Residual(row.run.reserved_memory / row.run.peak_memory, "peak", row.run.source)
@@ -234,7 +238,66 @@ def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
         }
         | _count_rows(ratios),
         "unknown_framework": fit_unknown_memory(predictions),
+        **fit_replay(predictions),
     }
+
+
+def fit_replay(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
+    """Return the half widths of what a replay says is reserved: where conventions are known, and where they are not.
+
+    The first is fitted to measured reserved memory, the other as that of `fit_unknown_memory`.
+    """
+    sizes = [
+        Residual(abs(log(measured / row.peak_reserved)), "replay", row.run.source)
+        for row in predictions
+        if row.peak_reserved and (measured := _measured_reserved(row))
+    ]
+    rows = [
+        (log(room / least), row.run.status == "oom")
+        for row in _select_unknown(predictions)
+        for room, least in [_find_replay_room(row)]
+    ]
+    result: dict[str, Any] = {}
+    if sizes:
+        result["replay"] = {"half_width": round(find_half_widths(sizes, COVERAGE)["replay"], 4)} | _count_rows(sizes)
+    if rows:
+        width = next(
+            width
+            for width in sorted(max(room, 0.0) for room, _ in rows)
+            if sum(oom for room, oom in rows if room >= width) <= risk * sum(room >= width for room, _ in rows)
+        )
+        result["replay_unknown_framework"] = {
+            "half_width": round(width, 4),
+            "rows": len(rows),
+            "sources": {CALIBRATES: len(rows)},
+        }
+    return result
+
+
+def _measured_reserved(row: Prediction) -> float | None:
+    """Return the reserved memory that was measured in a run, in bytes."""
+    return row.run.reserved_memory or (row.run.peak_memory if row.run.memory_kind == RESERVED else None)
+
+
+def _select_unknown(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions of `CALIBRATES` with a framework whose conventions are not known."""
+    return [
+        row
+        for row in predictions
+        if row.peak_memory
+        and row.run.scenario is not None
+        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and CALIBRATES in row.run.group
+    ]
+
+
+def _find_replay_room(row: Prediction) -> tuple[float, float]:
+    """Return the bytes that the allocator may have, and the least with which a replay of the run's step runs."""
+    scenario = _scenario(row)
+    problem, plan = scenario.problem, scenario.choose_plan()
+    device = min(problem.cluster.accelerators, key=lambda accelerator: accelerator.memory)
+    replayer = costs_of(problem).costs.get_shared(PlanReplay)
+    return device.memory - count_overhead(problem, plan), replayer.reserve(plan).least
 
 
 def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) -> dict[str, Any]:
@@ -244,14 +307,7 @@ def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) ->
     with which at most a fraction ``risk`` of the runs of `CALIBRATES` that are predicted to fit ran out. Other models
     of the same publisher are left to test it.
     """
-    rows = [
-        (_memory_ratio(row), row.run.status == "oom")
-        for row in predictions
-        if row.peak_memory
-        and row.run.scenario is not None
-        and row.run.scenario.problem.training.framework == UNKNOWN.name
-        and CALIBRATES in row.run.group
-    ]
+    rows = [(_memory_ratio(row), row.run.status == "oom") for row in _select_unknown(predictions)]
     if not rows:
         return {}
 
@@ -273,7 +329,7 @@ def _memory_ratio(row: Prediction) -> float:
     """Return the ratio of the smallest device's memory to the predicted peak, both without the reserved memory."""
     assert row.run.scenario is not None and row.peak_memory is not None
     device = min(row.run.scenario.problem.cluster.accelerators, key=lambda accelerator: accelerator.memory)
-    return (device.memory - device.reserved) / max(row.peak_memory - device.reserved, 1.0)
+    return (device.memory - device.reserved) / max(row.peak_memory, 1.0)
 
 
 def _count_rows(category_residuals: Sequence[Residual]) -> dict[str, Any]:

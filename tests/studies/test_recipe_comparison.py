@@ -99,6 +99,8 @@ def test_the_page_says_what_runs_where_the_plan_of_the_search_does_not() -> None
 def test_a_plan_that_fits_in_no_trainer_is_told_with_one_that_does() -> None:
     # Megatron-LM's kernels keep less of a layer than torch's own, and it cannot say the plan
     scenario = load("llama3-8b-8-h100")
+    roomy = scenario.problem.cluster.with_accelerators(lambda device: replace(device, memory=1.03 * device.memory))
+    scenario = replace(scenario, problem=replace(scenario.problem, cluster=roomy))
     plan = complete(scenario.problem, Layout(data=8, zero=3, reshard_after_forward=False))
     told = recipe_runs._find_sayable(scenario, plan, 4.0)
     assert told is not None

@@ -157,9 +157,7 @@ class BlockWorks:
         """Return the memory of one microbatch; ``separate_bytes`` an element of gradients count elsewhere."""
         # Blocks that are no layers keep all.
         choice: LayerRecompute = recompute_choice if self.block(cut, name).layer else Recompute.NONE
-        # The moments of one sequence give those of any number of sequences, so that one walk serves all microbatch
-        # sizes.
-        least_sequences = 1 if self._scales_with_batch(cut, name) else sequences
+        least_sequences = self._find_least_sequences(cut, name, sequences)
         moments = self._find_moments(cut, name, least_sequences, choice, separate_bytes)
         return moments.scale_memory(sequences // least_sequences)
 
@@ -174,6 +172,15 @@ class BlockWorks:
     def _find_liveness(self, cut: CutKey, name: str, sequences: int) -> Liveness:
         """Return the live tensors of a block with microbatches of so many sequences."""
         return Liveness(self.layout(cut, name, sequences), self.conventions)
+
+    def find_liveness(self, run: RunKey, name: str) -> tuple[Liveness, int]:
+        """Return the live tensors of a block with few sequences, and what multiplies them in a microbatch."""
+        least_sequences = self._find_least_sequences(run.cut, name, run.sequences)
+        return self._find_liveness(run.cut, name, least_sequences), run.sequences // least_sequences
+
+    def _find_least_sequences(self, cut: CutKey, name: str, sequences: int) -> int:
+        """Return the sequences whose moments give those of a microbatch, so that one walk serves many sizes."""
+        return 1 if self._scales_with_batch(cut, name) else sequences
 
     @memoise
     def _scales_with_batch(self, cut: CutKey, name: str) -> bool:

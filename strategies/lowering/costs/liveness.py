@@ -1,5 +1,8 @@
 """Live tensors of a block, operator by operator: the bytes of the fullest moment of each pass.
 
+A moment is what is live while one operator runs: bytes by tensor. Levels and peaks are sums of moments, and the same
+moments are replayed as allocations (`meshwise.strategies.allocation`). A tensor has one name from moment to moment.
+
 In forward a tensor lives from the operator that makes it to the last one that reads it, or to backward where an
 operator keeps it. In backward the gradient of a tensor lives from the last operator that reads the tensor to the one
 that makes it; a sum hands on the gradient of its output, so that all its terms share one.
@@ -20,6 +23,10 @@ from meshwise.strategies.plan.sharding import ShardingSpec, redistribute
 
 _ROUTED_DIM = "capacity"
 """The dim that only tokens routed to experts have."""
+
+
+Moment = dict[str, int]
+"""What is live while an operator runs: bytes by tensor."""
 
 
 class KeptTensor(NamedTuple):
@@ -157,6 +164,10 @@ class Liveness:
 
     def find_forward_peak(self, kept_tensors: Mapping[str, KeptTensor]) -> int:
         """Return the bytes of the fullest moment of forward, ``kept_tensors`` included."""
+        return max((sum(moment.values()) for moment in self.list_forward_moments(kept_tensors)), default=0)
+
+    def list_forward_moments(self, kept_tensors: Mapping[str, KeptTensor]) -> list[Moment]:
+        """Return what is live while the forward of every operator runs, ``kept_tensors`` included."""
         last_readers: dict[str, int] = {}
         sizes: dict[str, int] = {}
         producers = dict.fromkeys(self.block.inputs, 0)
@@ -166,37 +177,34 @@ class Liveness:
                 sizes[name] = max(sizes.get(name, 0), self.shard_size(operator, name))
             for name in operator.outputs:
                 producers[name] = index
-        return max(
-            (
-                self._count_live_bytes(index, kept_tensors, producers, last_readers, sizes)
-                for index in range(len(self.operators))
-            ),
-            default=0,
-        )
+        return [
+            self._find_forward_moment(index, kept_tensors, producers, last_readers, sizes)
+            for index in range(len(self.operators))
+        ]
 
-    def _count_live_bytes(
+    def _find_forward_moment(
         self,
         index: int,
         kept_tensors: Mapping[str, KeptTensor],
         producers: Mapping[str, int],
         last_readers: Mapping[str, int],
         sizes: Mapping[str, int],
-    ) -> int:
-        """Return the bytes that are live while an operator's forward runs."""
+    ) -> Moment:
+        """Return what is live while an operator's forward runs."""
         operator = self.operators[index]
         live_sizes = {name: tensor.size for name, tensor in kept_tensors.items() if tensor.first_reader <= index}
         for name, producer in producers.items():
             is_whole = name in live_sizes and not kept_tensors[name].is_half
             if producer <= index <= last_readers.get(name, producer) and not is_whole:
                 live_sizes[name] = sizes.get(name) or self.produced_size(name)
-        partial_sizes = (
-            self.produced_size(name)
-            for name in operator.outputs
-            if self.produced_size(name) > sizes.get(name, self.produced_size(name))
-        )
-        extra_bytes = self._count_loss_copies(operator) + self._count_routed_copies(operator)
-        extra_bytes += self.gathered_parameter_bytes(operator, operator.parameters)
-        return sum(live_sizes.values()) + self.gathered_input_bytes(operator) + sum(partial_sizes) + extra_bytes
+        for name in operator.inputs:
+            if self._reads_gathered(operator, name):
+                live_sizes[f"{name} gathered"] = self.read_size(operator, name)
+        for name in operator.outputs:
+            if self.produced_size(name) > sizes.get(name, self.produced_size(name)):
+                live_sizes[f"{name} partial"] = self.produced_size(name)
+        live_sizes |= self._list_loss_copies(operator) | self._list_routed_copies(operator)
+        return live_sizes | self._list_gathered_parameters(operator, operator.parameters)
 
     def _reads_gathered(self, operator: Operator, name: str) -> bool:
         """Return whether an operator gathers a tensor that is kept cut."""
@@ -204,22 +212,38 @@ class Liveness:
             operator, name
         )
 
-    def _count_loss_copies(self, operator: Operator) -> int:
-        """Return the bytes of the copies of its inputs that a loss makes."""
+    def _list_loss_copies(self, operator: Operator) -> Moment:
+        """Return the copies of its inputs that a loss makes, and their casts."""
         copies = self.framework.loss_copies
-        if copies is None or operator.kind is not OperatorKind.CROSS_ENTROPY:
-            return 0
+        if operator.kind is not OperatorKind.CROSS_ENTROPY:
+            return {}
+        if copies is None:
+            return {f"{name} cast": self._find_cast_size(operator, name) for name in self._list_cast(operator)}
         is_cut = any(dim in operator.reduced and axes for dim, axes in self.layout.shardings[operator.name].cuts)
-        return copies[is_cut] * sum(self.read_size(operator, name) for name in operator.inputs)
+        return {
+            f"{name} copy {number}": self.read_size(operator, name)
+            for number in range(copies[is_cut])
+            for name in operator.inputs
+        }
 
-    def _count_routed_copies(self, operator: Operator) -> int:
-        """Return the bytes of further copies of routed tokens that a permutation makes."""
+    def _list_cast(self, operator: Operator) -> list[str]:
+        """Return the inputs of a loss that lie in memory in two dtypes."""
+        return [name for name in operator.inputs if self.framework.casts_logits and name in self._logit_itemsizes]
+
+    def _find_cast_size(self, operator: Operator, name: str) -> int:
+        """Return the bytes of logits in the dtype of the product that makes them."""
+        return self._narrow_size(name, self.read_size(operator, name))
+
+    def _list_routed_copies(self, operator: Operator) -> Moment:
+        """Return the further copies of routed tokens that a permutation makes."""
         if operator.kind is not OperatorKind.PERMUTE:
-            return 0
-        routed_sizes = (
-            self.read_size(operator, name) for name in operator.inputs if _ROUTED_DIM in self.block.tensor[name].dims
-        )
-        return (self.framework.routed_copies - 1) * sum(routed_sizes)
+            return {}
+        routed_names = [name for name in operator.inputs if _ROUTED_DIM in self.block.tensor[name].dims]
+        return {
+            f"{name} copy {number}": self.read_size(operator, name)
+            for number in range(1, self.framework.routed_copies)
+            for name in routed_names
+        }
 
     # backward
 
@@ -235,12 +259,26 @@ class Liveness:
         remade_range
             Operators during whose backward these are live.
         """
+        moments = self.list_backward_moments(kept_tensors, remade_tensors, remade_range)
+        return [sum(moment.values()) for moment in moments]
+
+    def list_backward_moments(
+        self, kept_tensors: Mapping[str, KeptTensor], remade_tensors: Mapping[str, KeptTensor], remade_range: range
+    ) -> list[Moment]:
+        """Return, for every operator, what is live as its backward runs; with the parameters of the levels."""
         result = []
         for index, operator in enumerate(self.operators):
-            live_bytes = sum(tensor.size for tensor in kept_tensors.values() if tensor.first_reader <= index)
+            moment = {name: tensor.size for name, tensor in kept_tensors.items() if tensor.first_reader <= index}
             if index in remade_range:
-                live_bytes += sum(tensor.size for tensor in remade_tensors.values() if tensor.first_reader <= index)
-            result.append(live_bytes + self._waiting_bytes[index] + self._backward_bytes[operator.name])
+                for name, tensor in remade_tensors.items():
+                    if tensor.first_reader <= index:  # the half that is made again of a tensor whose other half is kept
+                        moment[f"{name} remade" if name in kept_tensors else name] = tensor.size
+            waiting_sizes = {f"{name} gradient": size for name, size in self._list_waiting(index)}
+            moment |= waiting_sizes
+            for name, size in self._list_backward_tensors(operator).items():
+                # a second gradient of a tensor is added to the one that waits
+                moment[f"{name} of {operator.name}" if name in waiting_sizes else name] = size
+            result.append(moment)
         return result
 
     def list_captured_levels(self) -> list[int]:
@@ -280,7 +318,7 @@ class Liveness:
     @cached_property
     def _backward_bytes(self) -> dict[str, int]:
         """The bytes that the backward of every operator makes."""
-        return {operator.name: self._count_backward_bytes(operator) for operator in self.operators}
+        return {operator.name: sum(self._list_backward_tensors(operator).values()) for operator in self.operators}
 
     @cached_property
     def _waiting_bytes(self) -> list[int]:
@@ -330,24 +368,28 @@ class Liveness:
         """Return whether a tensor has a gradient."""
         return self.block.tensor[name].has_gradient
 
-    def _count_backward_bytes(self, operator: Operator) -> int:
-        """Return the bytes that an operator's backward makes: gradients of its inputs, and what it gathers for them."""
-        total = sum(self.produced_size(name) for name in operator.outputs if self._is_reduced(name))
-        total += self.gathered_parameter_bytes(operator, backward_parameters(operator))
+    def _list_backward_tensors(self, operator: Operator) -> Moment:
+        """Return what an operator's backward makes: gradients of its inputs, and what it gathers for them."""
+        tensors = {
+            f"{name} reduced gradient": self.produced_size(name) for name in operator.outputs if self._is_reduced(name)
+        }
+        tensors |= self._list_gathered_parameters(operator, backward_parameters(operator))
         if _is_sum(operator):
-            return total
+            return tensors
+        if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
+            return self._list_loss_copies(operator)  # the gradient of the logits takes their place
         for name in filter(self._has_gradient, operator.inputs):
             read_bytes, shard_bytes = self.read_size(operator, name), self.shard_size(operator, name)
-            total += read_bytes + (shard_bytes if shard_bytes < read_bytes else 0)
-            if (
-                shard_bytes < read_bytes
-                and not self._keeps_gathered(operator, name)
-                and not self._uses_gather_buffer(operator)
-            ):
-                total += read_bytes
-        if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
-            return 0  # the gradient of the logits takes their place
-        return total + self._count_loss_copies(operator)
+            gradient = f"{self._gradient_owners.get(name, name)} gradient"
+            while gradient in tensors:
+                gradient += " again"
+            tensors[gradient] = min(read_bytes, shard_bytes)
+            if shard_bytes >= read_bytes:
+                continue
+            tensors[f"{gradient} whole"] = read_bytes
+            if not self._keeps_gathered(operator, name) and not self._uses_gather_buffer(operator):
+                tensors[f"{name} gathered"] = read_bytes
+        return tensors | self._list_loss_copies(operator)
 
     def _is_reduced(self, name: str) -> bool:
         """Return whether the gradient of a tensor is gathered for its producer, because its readers have it cut."""
@@ -376,7 +418,12 @@ class Liveness:
 
     def gathered_parameter_bytes(self, operator: Operator, names: tuple[str, ...]) -> int:
         """Return the bytes of an operator's parameters that are kept cut, as it reads them."""
-        return sum(self.read_size(operator, name) for name in names if self.layout.gathers_again(operator, name))
+        return sum(self._list_gathered_parameters(operator, names).values())
+
+    def _list_gathered_parameters(self, operator: Operator, names: tuple[str, ...]) -> Moment:
+        """Return an operator's parameters that are kept cut, as it reads them."""
+        gathered_names = (name for name in names if self.layout.gathers_again(operator, name))
+        return {f"{name} gathered": self.read_size(operator, name) for name in gathered_names}
 
     def gathered_input_bytes(self, operator: Operator) -> int:
         """Return the bytes of the inputs that an operator gathers in each pass."""

@@ -135,3 +135,16 @@ def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int)
         return 0
     num_shard_elements = ceil(parameters / plan.shards) if plan.zero and plan.shards > 1 else 0
     return (parameters + num_shard_elements) * training.gradient_bytes
+
+
+def step_temporary_bytes(training: Training, plan: SharedStates, parameters: Parameters) -> int:
+    """Return the bytes that live only while the optimizer steps on a device: copies of gradients, and roots of moments.
+
+    A step on a host works parameter by parameter.
+    """
+    conventions, element_bytes = training.conventions, 0
+    if training.optimizer_bytes:
+        element_bytes += 4 * (conventions.steps_together and training.optimizer == "adamw")
+        has_main_weights = ITEMSIZE[training.dtype] == 2
+        element_bytes += 4 * (conventions.widens_gradients and has_main_weights and training.gradient_bytes == 2)
+    return count_updated_parameters(plan, parameters.elements, parameters.expert_elements) * element_bytes

@@ -173,13 +173,19 @@ class Moments(NamedTuple):
         )
 
 
-def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, separate_bytes: int = 0) -> Moments:
-    """Return the bytes that a block holds, moment by moment.
+class PassTensors(NamedTuple):
+    """The tensors that a block keeps from forward to backward, those that backward makes again, and for how long.
 
-    ``separate_bytes`` are the bytes of an element of gradients that count elsewhere, from when they leave their block:
-    then gradients that backward has not made yet are left out here.
+    ``remade_range`` are the operators during whose backward the latter are live.
     """
-    operators = liveness.operators
+
+    kept: dict[str, KeptTensor]
+    remade: dict[str, KeptTensor]
+    remade_range: range
+
+
+def find_pass_tensors(liveness: Liveness, recompute_choice: LayerRecompute) -> PassTensors:
+    """Return the tensors that a block keeps from forward to backward, and those that backward makes again."""
     recomputed = set(find_recomputed_operators(liveness.block, recompute_choice))
     kept_tensors = _find_kept_tensors(liveness, recomputed, find_halved_operators(recompute_choice))
     saved_tensors = _find_saved_tensors(liveness)
@@ -191,20 +197,28 @@ def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, sep
         elif kept_tensor.is_half:
             remade_tensors[name] = tensor._replace(size=tensor.size - kept_tensor.size)
     last_reader = max((saved_tensors[name][1] for name in remade_tensors), default=-1)
-    recomputed_indices = [index for index, operator in enumerate(operators) if operator in recomputed]
+    recomputed_indices = [index for index, operator in enumerate(liveness.operators) if operator in recomputed]
     # Remade tensors live from the backward of their last reader to that of the first recomputed operator.
-    backward = liveness.list_backward_levels(
-        kept_tensors,
-        remade_tensors,
-        range(min(recomputed_indices, default=0), max([last_reader, *recomputed_indices]) + 1),
-    )
+    remade_range = range(min(recomputed_indices, default=0), max([last_reader, *recomputed_indices]) + 1)
+    return PassTensors(kept_tensors, remade_tensors, remade_range)
+
+
+def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, separate_bytes: int = 0) -> Moments:
+    """Return the bytes that a block holds, moment by moment.
+
+    ``separate_bytes`` are the bytes of an element of gradients that count elsewhere, from when they leave their block:
+    then gradients that backward has not made yet are left out here.
+    """
+    operators, recomputed = liveness.operators, find_recomputed_operators(liveness.block, recompute_choice)
+    kept_tensors, remade_tensors, remade_range = find_pass_tensors(liveness, recompute_choice)
+    backward = liveness.list_backward_levels(kept_tensors, remade_tensors, remade_range)
     gradients = [liveness.weight_gradient_bytes(operator) for operator in operators]
     deferring = [operator for operator in operators if defers(operator)]
     extra_gradients = dict(zip(operators, gradients, strict=True))
     if separate_bytes:
         gradients = _list_unmade(liveness, gradients, separate_bytes)
         extra_gradients = {
-            operator: max(num_bytes - _count_elements(liveness, operator) * separate_bytes, 0)
+            operator: max(num_bytes - count_elements(liveness, operator) * separate_bytes, 0)
             for operator, num_bytes in extra_gradients.items()
         }
     return Moments(
@@ -221,7 +235,7 @@ def compute_moments(liveness: Liveness, recompute_choice: LayerRecompute, *, sep
 
 def _list_unmade(liveness: Liveness, gradients: Sequence[int], element_bytes: int) -> list[int]:
     """Return, for every operator, the bytes of gradients that it makes and nothing keeps, less those yet to be made."""
-    element_counts = [_count_elements(liveness, operator) for operator in liveness.operators]
+    element_counts = [count_elements(liveness, operator) for operator in liveness.operators]
     earlier_bytes = accumulate((count * element_bytes for count in element_counts), initial=0)
     return [
         max(gradient - count * element_bytes, 0) - earlier
@@ -229,7 +243,7 @@ def _list_unmade(liveness: Liveness, gradients: Sequence[int], element_bytes: in
     ]
 
 
-def _count_elements(liveness: Liveness, operator: Operator) -> int:
+def count_elements(liveness: Liveness, operator: Operator) -> int:
     """Return the elements on a rank of an operator's parameters."""
     return sum(liveness.layout.parameter_share(liveness.block.tensor[name]) for name in operator.parameters)
 

@@ -18,6 +18,7 @@ from meshwise.scenarios.published.accuracy import (
     to_csv,
 )
 from meshwise.scenarios.published.estimates import estimate_step_time
+from meshwise.scenarios.published.row import GIB
 from meshwise.scenarios.published.runs import build_run, read_runs
 from meshwise.simulator.engine import step_time
 from meshwise.simulator.rank_correlation import kendall_tau
@@ -88,11 +89,18 @@ def test_any_scenario_of_a_row_is_predicted(change: dict[str, object]) -> None:
 
 
 def test_memory_is_compared_as_it_was_measured() -> None:
-    allocated = predict(build_run(ROW))
-    outside = predict(build_run(ROW | {"mem_note": "nvidia-smi"}))
-    assert allocated.run.scenario is not None and allocated.peak_memory and outside.peak_memory
-    reserved = allocated.run.scenario.problem.cluster.accelerator.reserved
-    assert outside.peak_memory - allocated.peak_memory == reserved > 0
+    """Each row measures 1 GiB of another kind of memory: its error says which prediction stands beside it."""
+    rows = {
+        kind: predict(build_run(ROW | {"peak_mem_gib": 1.0, "peak_mem_kind": kind}))
+        for kind in ("allocated", "reserved", "device", "unknown")
+    }
+    peaks = {kind: (row.memory_error or 0.0) * GIB + GIB for kind, row in rows.items()}
+    row = rows["device"]
+    assert peaks["unknown"] == peaks["allocated"] == pytest.approx(row.peak_memory)
+    assert (peaks["reserved"], peaks["device"]) == pytest.approx((row.peak_reserved, row.peak_device))
+    assert peaks["allocated"] < peaks["reserved"] < peaks["device"]
+    noted = predict(build_run(ROW | {"peak_mem_gib": 1.0, "mem_note": "nvidia-smi"}))
+    assert noted.memory_error == row.memory_error
 
 
 def test_runs_of_one_plan_count_once_in_a_group() -> None:

@@ -88,7 +88,7 @@ def test_what_was_measured() -> None:
     assert (run.peak_memory, run.status) == (5 * 2**30, "oom")
     assert "measured peak memory is what the allocator reserved, not what was allocated" in run.assumed
     noted = build_run(ROW | {"peak_mem_gib": None, "mem_note": "peak 71.5 GB by nvidia-smi"})
-    assert (noted.peak_memory, noted.with_context) == (71.5e9, True)
+    assert (noted.peak_memory, noted.memory_kind) == (71.5e9, "device")
     speed = {"step_time_s": None, "tokens_per_s_per_device": 1024.0}
     assert build_run(ROW | speed).step_time == 1.0  # 8 sequences of 1024 tokens by 8 devices
     assert build_run(ROW | {"step_time_s": "fast"}).step_time is None

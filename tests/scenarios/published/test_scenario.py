@@ -91,15 +91,28 @@ def test_techniques() -> None:
     [
         ("Megatron-LM (April 2021)", "megatron_2021"),
         ("Megatron-LM v2.4", "megatron_2021"),
-        ("Megatron-LM", "megatron"),
-        ("Megatron-LM (mcore, 2024-07)", "megatron"),
-        ("Megatron-LM 23e00ed0 + TE 2.5", "megatron"),
+        ("Megatron-LM", "megatron_plain_loss"),
+        ("Megatron-LM (mcore, 2024-07)", "megatron_plain_loss"),
+        ("Megatron-LM 23e00ed0 + TE 2.5", "megatron_plain_loss"),
         ("NeMo", "nemo"),
         ("torchtitan", "torch"),
     ],
 )
 def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(framework: str, expected: str) -> None:
     assert scenario({"framework": framework}).problem.training.framework == expected
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("cross-entropy fusion (cef)", "megatron"),
+        ("no-gradient-accumulation-fusion=True", "megatron_plain"),
+        ("test gpt3_cross_entropy_loss_fusion", "megatron_plain_loss"),
+    ],
+)
+def test_what_megatron_fuses_is_read_from_the_notes(note: str, expected: str) -> None:
+    row = {"framework": "Megatron-LM", "plan_note": note}
+    assert scenario(row).problem.training.framework == expected
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,8 @@ def test_frameworks_by_name() -> None:
         "megatron",
         "megatron_2021",
         "megatron_deepspeed",
+        "megatron_plain",
+        "megatron_plain_loss",
         "mindspore",
         "nemo",
         "torch",
@@ -283,3 +285,12 @@ def test_frameworks_by_name() -> None:
         match="framework is one of megatron, megatron_2021, megatron_deepspeed, nemo, torch, torchtitan,",
     ):
         replace(problem().training, framework="jax")
+
+
+def test_a_loss_that_is_not_fused_holds_logits_in_two_dtypes() -> None:
+    """Of 6 bytes a logit, 4 in fp32 and 2 in the product's 16 bits, the fused loss of Transformer Engine has 2."""
+    block = Transformer(1, 64, 4, 4, 256, 2048).graph(32, "bf16").blocks[-1]
+    logits = 32 * 2048
+    fused, plain = (of(block, FRAMEWORKS[name]) for name in ("megatron", "megatron_plain_loss"))
+    loss_levels = [max(level for level, _ in row.backward[-2:]) for row in (fused, plain)]
+    assert (loss_levels[1] - loss_levels[0], plain.kept_bytes - fused.kept_bytes) == (4 * logits, 2 * logits)

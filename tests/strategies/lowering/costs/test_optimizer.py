@@ -11,6 +11,7 @@ from meshwise.strategies.lowering.costs.optimizer import (
     count_updated_parameters,
     state_bytes,
     step_bytes,
+    step_temporary_bytes,
     uses_ddp_buckets,
 )
 from meshwise.strategies.plan.completion import complete
@@ -101,3 +102,21 @@ def test_gradients_of_several_versions_and_on_hosts_stay() -> None:
     assert storage(Layout(data=2, pipeline=2, schedule="pipedream")) == (False, False)
     on_host = Layout(data=2, zero=3, offload=Offloading(parameters=WHOLE_FRACTION, optimizer=WHOLE_FRACTION))
     assert storage(on_host) == (False, False)
+
+
+def test_a_step_copies_gradients_and_takes_roots_of_moments() -> None:
+    """Of 100 parameters on two ranks each updates 50: 4 bytes a root, and 4 a copy of a 16-bit gradient."""
+    shares = plan(data=2, zero=1)
+    training = Training(8, 32, framework="unknown", gradient_precision="same")
+    sizes = {
+        name: step_temporary_bytes(replace(training, **change), shares, Parameters(100, 1))
+        for name, change in {
+            "unknown": {},
+            "fp32 sums": {"gradient_precision": "fp32"},
+            "torch": {"framework": "torch"},
+            "sgd": {"optimizer": "sgd"},
+            "megatron": {"framework": "megatron"},
+            "frozen": {"frozen": True},
+        }.items()
+    }
+    assert sizes == {"unknown": 400, "fp32 sums": 200, "torch": 200, "sgd": 200, "megatron": 0, "frozen": 0}
