@@ -193,7 +193,8 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     tokens = training.global_batch * training.sequence / timeline.step_time
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
-    interval = step_time_interval(timeline.step_time, find_category(problem.cluster, assumptions))
+    run_category = find_category(problem.cluster, assumptions)
+    interval = step_time_interval(timeline.step_time, run_category, problem.cluster.calibration)
     reserved = min(device.reserved for device in problem.cluster.accelerators)
     fits = all(profile.peak <= profile.capacity for profile in (*timeline.memory, *timeline.host_memory))
     uncertainty = find_uncertainty(problem, assumptions)

@@ -1,0 +1,89 @@
+"""How much a few measured steps of a publisher help to predict its other steps.
+
+Run ``python -m tests.studies.few_shot ROWS.jsonl [--without=SOURCE ...]`` for a table by publisher: the mean absolute
+error before any run, and after 1, 3 and 5 runs drawn at random, of the runs that were not drawn. The prior of each
+publisher is fitted without it. The predictions after a draw are those of `meshwise.scenarios.calibration.shares`, without
+a further simulation.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from math import hypot
+from random import Random
+from statistics import NormalDist, fmean, median
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwise.scenarios.calibration.posterior import Prior, fit_posterior, load_prior
+from meshwise.scenarios.calibration.run_fit import find_spread
+from meshwise.scenarios.calibration.shares import MeasuredStep, build_table
+from meshwise.scenarios.console import BAD_INPUT, Ticker, note, print_table
+from meshwise.scenarios.published.accuracy import load_runs
+
+from .factor_priors import StepsByPublisher, fit_priors, measure_steps
+
+COUNTS = (1, 3, 5)
+"""Numbers of runs that are drawn."""
+
+DRAWS = 20
+SEED = 0
+FEWEST_RUNS = 10
+"""Fewest timed runs of a publisher that is judged."""
+
+COVERAGE = 0.9
+
+
+class ShotErrors(NamedTuple):
+    """Errors of predictions after a number of runs, means over draws.
+
+    Attributes
+    ----------
+    mape
+        Mean absolute relative error.
+    bias
+        Mean relative error.
+    inside
+        Fraction of runs inside their 90 % intervals.
+    half_width
+        Half width of these intervals, in natural logarithms.
+    """
+
+    mape: float
+    bias: float
+    inside: float
+    half_width: float
+
+
+def few_shot_errors(
+    rows: Sequence[MeasuredStep], count: int, draws: int = DRAWS, seed: int = SEED, prior: Prior | None = None
+) -> ShotErrors:
+    """Return the errors on the runs of a publisher that were not drawn, after ``count`` drawn ones; 0 for none.
+
+    Raises
+    ------
+    ValueError
+        Where no run is left.
+    """
+    if count >= len(rows):
+        raise ValueError(f"{count} runs are drawn of more than that, met {len(rows)}")
+    return _average(
+        _judge_draw(rows, set(Random(seed * draws + number).sample(range(len(rows)), count)), prior or load_prior())
+        for number in range(draws if count else 1)
+    )
+
+
+def _judge_draw(rows: Sequence[MeasuredStep], drawn: set[int], prior: Prior) -> ShotErrors:
+    steps = [row for place, row in enumerate(rows) if place in drawn]
+    posterior = fit_posterior(steps, prior)
+    table = build_table([row for place, row in enumerate(rows) if place not in drawn])
+    deviations = table.ratios - table.extrapolate(posterior.means)[0]
+    errors = np.exp(-deviations) - 1.0
+    spread = find_spread(posterior, steps or rows)
+    half_width = NormalDist(sigma=hypot(posterior.residual, spread)).inv_cdf((1 + COVERAGE) / 2)
+    inside = np.abs(deviations) <= half_width
+    return ShotErrors(float(np.abs(errors).mean()), float(errors.mean()), float(inside.mean()), half_width)
+
+
+def _average(judged: "Iterator[ShotErrors]") -> ShotErrors:
+    return ShotErrors(*map(fmean, zip(*judged, strict=True)))
