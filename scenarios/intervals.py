@@ -52,9 +52,7 @@ def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
-def step_time_interval(
-    step_time: float, run_category: Category, calibration: RunCalibration | None = None
-) -> Interval:
+def step_time_interval(step_time: float, run_category: Category, calibration: RunCalibration | None = None) -> Interval:
     """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category.
 
     On a machine that was fitted to measured steps of its own it is as wide as that ``calibration`` says.

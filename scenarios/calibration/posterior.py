@@ -6,8 +6,8 @@ With ``x`` the logarithms of the factors, the fit minimises
 
 by iteratively reweighted Gauss-Newton steps, and takes the inverse of the Hessian of the weighted squares there as the
 covariance (the Laplace approximation [1]_). Huber's weights [2]_ let a run that is far off push with the force of one
-that is `OUTLIER` residuals off. Runs of one plan are one run, their median: repeats differ by less than a percent, while
-the error of the prediction, which the residual stands for, is the same for all.
+that is `OUTLIER` residuals off. Runs of one plan are one run, their median: repeats differ by less than a percent,
+while the error of the prediction, which the residual stands for, is the same for all.
 
 References
 ----------
@@ -64,10 +64,16 @@ class Prior:
         if min(*self.deviations, self.residual) <= 0:
             raise ValueError(f"deviations and residual of a prior are positive, met {self}")
 
-    def know_factors(self, known: Mapping[str, tuple[float, float]]) -> "Prior":
-        """Return the prior with what is known of some factors otherwise, as {name: (factor, deviation of its logarithm)}.
+    @property
+    def factors(self) -> Factors:
+        """The most likely factors."""
+        return Factors.from_logarithms(np.array(self.means))
 
-        A table of collectives, for example, tells the factors of links better than steps do.
+    def know_factors(self, known: Mapping[str, tuple[float, float]]) -> "Prior":
+        """Return the prior with what is known of some factors from elsewhere.
+
+        A table of collectives, for example, tells the factors of links better than steps do. ``known`` has, by name,
+        the factor and the standard deviation of its logarithm.
 
         >>> prior = Prior((0.0,) * 8, (0.2,) * 8, 0.1).know_factors({"inter_rate": (1.0, 0.05)})
         >>> prior.deviations[FACTORS.index("inter_rate")]
@@ -86,9 +92,7 @@ def load_prior() -> Prior:
     """Return the prior fitted to all publishers."""
     figures: dict[str, Any] = json.loads(files(__package__).joinpath(PRIOR).read_text("utf-8"))
     pairs = [figures["factors"][name] for name in FACTORS]
-    return Prior(
-        tuple(pair["mean"] for pair in pairs), tuple(pair["deviation"] for pair in pairs), figures["residual"]
-    )
+    return Prior(tuple(pair["mean"] for pair in pairs), tuple(pair["deviation"] for pair in pairs), figures["residual"])
 
 
 @dataclass(frozen=True, slots=True)

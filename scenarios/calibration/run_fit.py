@@ -67,8 +67,8 @@ class RunFit:
         The machine with its factors, and the record of the fit.
     runs, skipped
         The runs that it was fitted to, and those that it was not.
-    steps
-        Their shares at the factors.
+    used_runs
+        The runs that it was fitted to, as they were read.
     """
 
     cluster: Cluster
@@ -76,7 +76,7 @@ class RunFit:
     posterior: Posterior
     runs: tuple[FittedRun, ...]
     skipped: tuple[SkippedRun, ...]
-    steps: tuple[MeasuredStep, ...]
+    used_runs: tuple[Run, ...]
 
     __repr__ = brief_repr("cluster", "posterior")
 
@@ -154,7 +154,7 @@ def fit_runs(
     )
     cluster = apply_factors(find_machine(used_runs), posterior.factors)
     record = record_posterior(posterior, steps, date)
-    return RunFit(replace(cluster, calibration=record), prior, posterior, fitted, tuple(skipped), tuple(steps))
+    return RunFit(replace(cluster, calibration=record), prior, posterior, fitted, tuple(skipped), tuple(used_runs))
 
 
 def predict_run(run: Run, factors: Factors) -> float:
@@ -175,7 +175,9 @@ def find_machine(runs: Sequence[Run]) -> Cluster:
     clusters = [run.scenario.problem.cluster for run in runs if run.scenario is not None]
     counts = Counter(cluster.accelerator.name for cluster in clusters)
     name = min(counts, key=lambda name: (-counts[name], name))
-    return max((cluster for cluster in clusters if cluster.accelerator.name == name), key=lambda cluster: cluster.num_devices)
+    return max(
+        (cluster for cluster in clusters if cluster.accelerator.name == name), key=lambda cluster: cluster.num_devices
+    )
 
 
 def find_spread(posterior: Posterior, steps: Sequence[MeasuredStep]) -> float:
@@ -199,7 +201,9 @@ def record_posterior(posterior: Posterior, steps: Sequence[MeasuredStep], date: 
         residual=round(posterior.residual, 6),
         spread=round(find_spread(posterior, steps), 6),
         factors=tuple((name, round(value, 6)) for name, value in zip(FACTORS, factors, strict=True)),
-        deviations=tuple((name, round(float(value), 6)) for name, value in zip(FACTORS, posterior.deviations, strict=True)),
+        deviations=tuple(
+            (name, round(float(value), 6)) for name, value in zip(FACTORS, posterior.deviations, strict=True)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""``meshwise calibrate``: measure this machine, or fit accelerators and links to published timings."""
+"""``meshwise calibrate``: measure this machine, or fit it to measured steps, or parts to published timings."""
 
 import shlex
 from pathlib import Path
@@ -22,6 +22,7 @@ from meshwise.scenarios.calibration.published_timings import (
     to_json,
     to_markdown,
 )
+from meshwise.scenarios.commands.calibrate_runs import calibrate_to_runs
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.reader import dump_yaml
@@ -63,11 +64,24 @@ def calibrate(
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="RUNS", help="Fit a machine to a few measured steps: rows (.jsonl), or scenarios."),
+    ] = None,
+    suggest: Annotated[
+        int | None, typer.Option(min=1, max=20, help="With --runs: plans to measure next, those that would tell most.")
+    ] = None,
     report: Annotated[str | None, typer.Option(help="With --from: write the errors as a page (.md).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine into a cluster file; or fit accelerators or links to published timings."""
+    """Measure this machine into a cluster file; or fit a machine to measured steps, or parts to published timings."""
     options: dict[str, object] = {"--accelerator": accelerator, "--leave-out": leave_out, "--report": report}
+    if runs is not None:
+        _check_alone("--runs", {"--from": rows, "--processes": processes, "--device": device} | options)
+        calibrate_to_runs(runs, suggest, out, as_json)
+        return
+    if suggest is not None:
+        raise ValueError("--suggest goes with --runs RUNS.jsonl, met no --runs")
     stated_options = ", ".join(name for name, value in options.items() if value is not None)
     if rows is None:
         if stated_options:
@@ -83,6 +97,13 @@ def calibrate(
         _fit_links(rows, leave_out or [], out, report, as_json)
     else:
         _fit_kernels(rows, accelerator or [], leave_out or [], out, report, as_json)
+
+
+def _check_alone(option: str, others: dict[str, object]) -> None:
+    """Raise ``ValueError`` where one of the other options is stated."""
+    names = ", ".join(name for name, value in others.items() if value is not None)
+    if names:
+        raise ValueError(f"{option} goes without {names}: it measures nothing on this machine, met both")
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:

@@ -3,9 +3,9 @@
 Run ``python -m tests.studies.factor_priors ROWS.jsonl [OUT.json] [--without=SOURCE ...]`` for the figures;
 ``OUT.json`` gets those that `meshwise.scenarios.calibration.posterior` reads.
 
-This is empirical Bayes [1]_. The factors of every publisher are fitted to its own runs; their means over publishers and
-their scatter are the prior of the next one. Each is repeated with the prior that the other gave (the EM algorithm [2]_).
-However many runs it has, a publisher counts as `EFFECTIVE_RUNS` of them, for runs of one publisher err alike. A
+This is empirical Bayes [1]_. The factors of every publisher are fitted to its own runs; their means over publishers
+and their scatter are the prior of the next one. Each is repeated with the prior that the other gave (the EM algorithm
+[2]_). However many runs it has, a publisher counts as `EFFECTIVE_RUNS` of them, for runs of one publisher err alike. A
 publisher far from all others in a factor counts less for it, as in the likelihood of Student's t [3]_.
 
 References
@@ -46,10 +46,11 @@ FEWEST_RUNS = 5
 """Fewest timed runs of a publisher that the priors use."""
 
 START = Prior((0.0,) * len(FACTORS), (0.15,) * len(FACTORS), 0.08)
-"""The prior of the first round, and with the weight of `PSEUDO_PUBLISHERS` that of every round: where no publisher tells
-anything of a factor, machines are taken to be within 15 % of their data sheets."""
+"""The prior of the first round: where no publisher tells anything of a factor, machines are taken to be within 15 % of
+the catalogue."""
 
 PSEUDO_PUBLISHERS = 2.0
+"""Number of publishers that `START` counts as in every round: of a dozen, scatter alone would be a poor estimate."""
 STUDENT = 4.0
 """Degrees of freedom of the t distribution of publishers."""
 ROUNDS = 30
@@ -114,7 +115,7 @@ def _fit_round(groups: Sequence[Sequence[MeasuredStep]], prior: Prior) -> Prior:
         errors = table.ratios - table.extrapolate(posterior.means)[0]
         residuals.append(float(np.median(np.abs(errors))) / NORMAL_MEDIAN)
     total = np.sum(weights, axis=0) + PSEUDO_PUBLISHERS
-    new_means = np.sum(np.multiply(weights, locations), axis=0) / total  # pseudo-publishers are at their data sheets
+    new_means = np.sum(np.multiply(weights, locations), axis=0) / total  # pseudo-publishers are at 0
     scatter = np.multiply(weights, (np.array(locations) - new_means) ** 2 + uncertainties).sum(axis=0)
     new_variances = (scatter + PSEUDO_PUBLISHERS * (np.array(START.deviations) ** 2 + new_means**2)) / total
     return Prior(tuple(new_means.tolist()), tuple(np.sqrt(new_variances).tolist()), median(residuals))
@@ -139,10 +140,16 @@ def build_document(steps_by_publisher: StepsByPublisher, date: str) -> dict[str,
 HEAD = ("factor", "mean", "deviation")
 
 
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Return the names of files, and the sources of ``--without=SOURCE``, in the arguments of a command line."""
+    option = "--without="
+    sources = {name.removeprefix(option) for name in arguments if name.startswith(option)}
+    return [name for name in arguments if not name.startswith(option)], sources
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the prior fitted to the runs of a file, and write its figures to a second one; return the exit code."""
-    names = [name for name in arguments if not name.startswith("--without=")]
-    left_out = {name.removeprefix("--without=") for name in arguments if name.startswith("--without=")}
+    names, left_out = split_arguments(arguments)
     if len(names) not in (1, 2):
         note("usage: python -m tests.studies.factor_priors ROWS.jsonl [OUT.json] [--without=SOURCE ...]")
         return BAD_INPUT
