@@ -8,11 +8,11 @@ import typer
 
 from meshwise.reports.pictures.accuracy import draw_accuracy
 from meshwise.reports.tables import console, print_accuracy
-from meshwise.scenarios.calibration.run_fit import move_run
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
 from meshwise.scenarios.inputs.cluster_file import load_cluster
+from meshwise.scenarios.machine_fit.run_fit import move_run
 from meshwise.scenarios.published.accuracy import (
     Prediction,
     draw_pictures,

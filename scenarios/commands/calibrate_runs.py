@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from meshwise.scenarios.calibration.posterior import load_prior
-from meshwise.scenarios.calibration.run_fit import RunFit, fit_runs
-from meshwise.scenarios.calibration.suggestion import Suggestion, suggest_plans
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output
 from meshwise.scenarios.inputs.cluster_document import build_cluster_document
 from meshwise.scenarios.inputs.cluster_file import write_cluster
+from meshwise.scenarios.machine_fit.posterior import load_prior
+from meshwise.scenarios.machine_fit.run_fit import RunFit, fit_runs
+from meshwise.scenarios.machine_fit.suggestion import Suggestion, suggest_plans
 from meshwise.scenarios.published.accuracy import load_runs
 from meshwise.simulator.machine.factors import FACTORS
 from meshwise.simulator.program import pause_collection

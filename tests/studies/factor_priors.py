@@ -1,7 +1,7 @@
 """Priors of the factors of machines, fitted to publishers: how far machines are from their data sheets.
 
 Run ``python -m tests.studies.factor_priors ROWS.jsonl [OUT.json] [--without=SOURCE ...]`` for the figures;
-``OUT.json`` gets those that `meshwise.scenarios.calibration.posterior` reads.
+``OUT.json`` gets those that `meshwise.scenarios.machine_fit.posterior` reads.
 
 This is empirical Bayes [1]_. The factors of every publisher are fitted to its own runs; their means over publishers
 and their scatter are the prior of the next one. Each is repeated with the prior that the other gave (the EM algorithm
@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.scenarios.calibration.posterior import Prior, fit_posterior
-from meshwise.scenarios.calibration.run_fit import measure_step
-from meshwise.scenarios.calibration.shares import MeasuredStep, build_table
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note, print_table
 from meshwise.scenarios.files.results import write
+from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior
+from meshwise.scenarios.machine_fit.run_fit import measure_step
+from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
 from meshwise.scenarios.published.accuracy import load_runs
 from meshwise.scenarios.published.runs import Run
 from meshwise.simulator.machine.factors import FACTORS
@@ -112,7 +112,10 @@ def _fit_round(groups: Sequence[Sequence[MeasuredStep]], prior: Prior) -> Prior:
         distances = ((posterior.means - means) ** 2 + np.diag(posterior.covariance)) / variances
         weights.append((STUDENT + 1) / (STUDENT + distances))
         table = build_table(steps)
-        errors = table.ratios - table.extrapolate(posterior.means)[0]
+        changes, slopes = table.extrapolate(posterior.means)
+        # a fit comes nearer to runs than their residual: errors shrink by the root of 1 minus the run's leverage
+        leverages = np.einsum("ij,jk,ik->i", slopes, posterior.covariance, slopes) / residual**2
+        errors = (table.ratios - changes) / np.sqrt(np.clip(1.0 - leverages, 0.05, 1.0))
         residuals.append(float(np.median(np.abs(errors))) / NORMAL_MEDIAN)
     total = np.sum(weights, axis=0) + PSEUDO_PUBLISHERS
     new_means = np.sum(np.multiply(weights, locations), axis=0) / total  # pseudo-publishers are at 0

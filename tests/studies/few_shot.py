@@ -3,7 +3,7 @@
 Run ``python -m tests.studies.few_shot ROWS.jsonl [--without=SOURCE ...]`` for a table by publisher: the mean absolute
 error before any run, and after 1, 3 and 5 runs drawn at random, of the runs that were not drawn. The prior of each
 publisher is fitted without it. The predictions after a draw are those of
-`meshwise.scenarios.calibration.shares`, without a further simulation.
+`meshwise.scenarios.machine_fit.shares`, without a further simulation.
 """
 
 import sys
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.scenarios.calibration.posterior import Prior, fit_posterior, load_prior
-from meshwise.scenarios.calibration.run_fit import find_spread
-from meshwise.scenarios.calibration.shares import MeasuredStep, build_table
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note, print_table
+from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior, load_prior
+from meshwise.scenarios.machine_fit.run_fit import find_spread
+from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
 from meshwise.scenarios.published.accuracy import load_runs
 
 from .factor_priors import StepsByPublisher, fit_priors, measure_steps, split_arguments

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwise.scenarios.calibration.shares import PARTS, MeasuredStep, build_table, measure_shares, predict_time
+from meshwise.scenarios.machine_fit.shares import PARTS, MeasuredStep, build_table, measure_shares, predict_time
 from meshwise.scenarios.published.runs import build_run
 from meshwise.simulator.machine.factors import FACTORS, Factors
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.scenarios.calibration.shares import MeasuredStep, StepTable, Vector, build_table
+from meshwise.scenarios.machine_fit.shares import MeasuredStep, StepTable, Vector, build_table
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.factors import FACTORS, MAX_FACTOR, Factors
 
@@ -126,12 +126,14 @@ class Posterior:
     @property
     def deviations(self) -> Vector:
         """Standard deviations of the logarithms of factors, shape [factors]."""
-        return np.sqrt(np.diag(self.covariance))
+        result: Vector = np.sqrt(np.diag(self.covariance))
+        return result
 
     def find_spreads(self, steps: Sequence[MeasuredStep]) -> Vector:
         """Return the standard deviations of the logarithms of predicted steps from unknown factors, shape [steps]."""
         slopes = build_table(steps).extrapolate(self.means)[1]
-        return np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
+        result: Vector = np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
+        return result
 
 
 def fit_posterior(steps: Sequence[MeasuredStep], prior: Prior) -> Posterior:
@@ -151,7 +153,8 @@ def fit_posterior(steps: Sequence[MeasuredStep], prior: Prior) -> Posterior:
         if largest < _TOLERANCE:
             break
     errors, slopes, weights = _find_errors(table, logarithms, prior.residual)
-    covariance = np.linalg.inv((slopes.T * weights) @ slopes / prior.residual**2 + precision)
+    precision = (slopes.T * weights) @ slopes / prior.residual**2 + precision
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
     variances = errors**2 + np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
     residual = sqrt((FREEDOM * prior.residual**2 + float(weights @ variances)) / (FREEDOM + len(plans)))
     names = tuple((plan, float(weight)) for (plan, _), weight in zip(plans, weights, strict=True))
@@ -162,7 +165,8 @@ def _find_errors(table: StepTable, logarithms: Vector, residual: float) -> tuple
     """Return ln(measured / predicted with factors), its derivatives but for the sign, and Huber's weights."""
     changes, slopes = table.extrapolate(logarithms)
     errors = table.ratios - changes
-    return errors, slopes, np.minimum(1.0, OUTLIER * residual / np.maximum(np.abs(errors), 1e-300))
+    weights: Vector = np.minimum(1.0, OUTLIER * residual / np.maximum(np.abs(errors), 1e-300))
+    return errors, slopes, weights
 
 
 def _merge_repeats(steps: Sequence[MeasuredStep]) -> list[tuple[object, MeasuredStep]]:

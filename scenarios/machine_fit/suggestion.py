@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwise.scenarios.calibration.posterior import Posterior
-from meshwise.scenarios.calibration.shares import MeasuredStep, Vector, build_table, measure_shares
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
+from meshwise.scenarios.machine_fit.posterior import Posterior
+from meshwise.scenarios.machine_fit.shares import MeasuredStep, Vector, build_table, measure_shares
 from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.published.scenario import fits
 from meshwise.simulator.brief import brief_repr
@@ -106,7 +106,7 @@ def _measure_candidate(problem: Problem, layout: Layout, posterior: Posterior) -
 
 def _list_candidates(runs: Sequence[Run]) -> list[tuple[Problem, Layout]]:
     """Return the legal plans near those of runs that fit and that no run has: of every run in turn the next one."""
-    origins = {}
+    origins: dict[tuple[Problem, Layout], None] = {}
     for run in runs:
         if run.scenario is not None:
             problem = run.scenario.problem

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.scenarios.calibration.factored_machine import apply_factors
+from meshwise.scenarios.machine_fit.factored_machine import apply_factors
 from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.factors import FACTORS, Factors

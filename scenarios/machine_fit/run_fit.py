@@ -1,7 +1,7 @@
 """A machine fitted to a few measured steps of any plans: its factors, and what they are worth.
 
 The machine of the runs is built as their rows describe it, from the catalogue. Its factors are fitted
-(`meshwise.scenarios.calibration.posterior`), shares of the steps are measured again with these factors, and so on, for
+(`meshwise.scenarios.machine_fit.posterior`), shares of the steps are measured again with these factors, and so on, for
 other tasks may be the longest chain there.
 """
 
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwise.scenarios.calibration.factored_machine import apply_factors
-from meshwise.scenarios.calibration.posterior import Posterior, Prior, fit_posterior
-from meshwise.scenarios.calibration.shares import PARTS, MeasuredStep, build_table, measure_shares, predict_time
+from meshwise.scenarios.machine_fit.factored_machine import apply_factors
+from meshwise.scenarios.machine_fit.posterior import Posterior, Prior, fit_posterior
+from meshwise.scenarios.machine_fit.shares import PARTS, MeasuredStep, build_table, measure_shares, predict_time
 from meshwise.scenarios.published.runs import Run
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.cluster import Cluster

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.scenarios.calibration.factored_machine import apply_factors
-from meshwise.scenarios.calibration.shares import predict_time
+from meshwise.scenarios.machine_fit.factored_machine import apply_factors
+from meshwise.scenarios.machine_fit.shares import predict_time
 from meshwise.scenarios.published.runs import build_run
 from meshwise.scenarios.published.scenario import estimate_step_time
 from meshwise.simulator.catalog import cluster

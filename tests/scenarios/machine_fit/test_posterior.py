@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.scenarios.calibration.posterior import Prior, fit_posterior, load_prior
-from meshwise.scenarios.calibration.shares import PARTS, MeasuredStep, build_table
+from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior, load_prior
+from meshwise.scenarios.machine_fit.shares import PARTS, MeasuredStep, build_table
 from meshwise.simulator.machine.factors import FACTORS, Factors
 
 PRIOR = Prior((0.0,) * len(FACTORS), (0.2,) * len(FACTORS), 0.1)

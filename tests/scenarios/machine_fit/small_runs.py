@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from meshwise.scenarios.calibration.shares import predict_time
+from meshwise.scenarios.machine_fit.shares import predict_time
 from meshwise.scenarios.published.runs import Run, build_run
 from meshwise.simulator.machine.factors import Factors
 
 ROW: dict[str, Any] = {
-    "row_id": "base", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 8, "hidden": 2048,
-    "n_heads": 16, "ffn_hidden": 8192, "vocab": 51200, "seq_len": 2048, "precision": "bf16", "accelerator": "A100 SXM",
+    "row_id": "base", "source_id": "ours", "model": "small", "arch": "gpt", "n_layers": 4, "hidden": 8192,
+    "n_heads": 64, "ffn_hidden": 32768, "vocab": 51200, "seq_len": 2048, "precision": "bf16", "accelerator": "A100 SXM",
     "accel_mem_gb": 80, "framework": "Megatron-LM", "n_devices": 16, "devices_per_node": 8, "dp": 16, "tp": 1, "pp": 1,
     "zero_stage": 1, "recompute": "none", "micro_batch": 1, "global_batch": 32, "schedule": "1F1B", "status": "ok",
     "step_time_s": 1.0,
