@@ -74,7 +74,7 @@ def calibrate(
     report: Annotated[str | None, typer.Option(help="With --from: write the errors as a page (.md).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine into a cluster file; or fit one to measured steps, or parts to published timings."""
+    """Measure this machine into a cluster file; or fit one to measured steps, or parts to timings."""
     options: dict[str, object] = {"--accelerator": accelerator, "--leave-out": leave_out, "--report": report}
     if runs is not None:
         _check_alone("--runs", {"--from": rows, "--processes": processes, "--device": device} | options)
