@@ -15,6 +15,7 @@ from typing import Any
 
 from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.factors import RunCalibration
 from meshwise.simulator.units import format_count
 from meshwise.strategies.allocation.planned import PLANNING_FRAMEWORKS
 from meshwise.strategies.explanation.uncertainty import Uncertainty
@@ -60,8 +61,13 @@ def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
-def step_time_interval(step_time: float, run_category: Category) -> Interval:
-    """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category."""
+def step_time_interval(step_time: float, run_category: Category, calibration: RunCalibration | None = None) -> Interval:
+    """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category.
+
+    On a machine that was fitted to measured steps of its own it is as wide as that ``calibration`` says.
+    """
+    if calibration is not None:
+        return build_interval(step_time, calibration.find_half_width(_load_figures()["coverage"]))
     widths = {name: fit["half_width"] for name, fit in _load_figures()["step_time"].items()}
     return build_interval(step_time, find_half_width(widths, run_category))
 
@@ -130,7 +136,11 @@ def find_risk_limit(problem: Problem) -> float | None:
 
 def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    return build_uncertainty(find_category(problem.cluster, assumptions), **_describe_memory(problem))
+    uncertainty = build_uncertainty(find_category(problem.cluster, assumptions), **_describe_memory(problem))
+    calibration = problem.cluster.calibration
+    if calibration is None:
+        return uncertainty
+    return replace(uncertainty, step_time_width=calibration.find_half_width(uncertainty.coverage))
 
 
 def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_known: bool = True) -> Uncertainty:

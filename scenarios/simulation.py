@@ -194,7 +194,8 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     tokens = training.global_batch * training.sequence / timeline.step_time
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
-    interval = step_time_interval(timeline.step_time, find_category(problem.cluster, assumptions))
+    run_category = find_category(problem.cluster, assumptions)
+    interval = step_time_interval(timeline.step_time, run_category, problem.cluster.calibration)
     forecast = forecast_memory(SimulatedCost(problem), plan, assumptions)
     return Simulation(
         problem=problem,

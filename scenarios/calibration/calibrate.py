@@ -138,7 +138,7 @@ def with_slowdown(machine: Cluster, slowdown: Slowdown) -> Cluster:
     >>> machine.accelerator.memory_bandwidth / slow.accelerator.memory_bandwidth
     2.0
     """
-    curves = tuple(_slow_curve(curve, slowdown) for curve in machine.collectives)
+    curves = tuple(slow_curve(curve, slowdown.latency, slowdown.transfer) for curve in machine.collectives)
     return replace(machine.with_accelerators(lambda device: _slow_device(device, slowdown)), collectives=curves)
 
 
@@ -162,11 +162,10 @@ def _slow_device(device: Accelerator, slowdown: Slowdown) -> Accelerator:
     )
 
 
-def _slow_curve(curve: CollectiveCurve, slowdown: Slowdown) -> CollectiveCurve:
+def slow_curve(curve: CollectiveCurve, latency: float, transfer: float) -> CollectiveCurve:
+    """Return a curve with factors on the time of its fastest message, and on the further time of larger messages."""
     fastest = min(seconds for _, seconds in curve.points)
-    slowed = (
-        (size, slowdown.latency * fastest + slowdown.transfer * (duration - fastest)) for size, duration in curve.points
-    )
+    slowed = ((size, latency * fastest + transfer * (duration - fastest)) for size, duration in curve.points)
     return replace(curve, points=tuple(slowed))
 
 

@@ -17,6 +17,8 @@ from meshwise.scenarios.collectives.rows import is_collective_file, read_message
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
+from meshwise.scenarios.inputs.cluster_file import load_cluster
+from meshwise.scenarios.machine_fit.run_fit import move_run
 from meshwise.scenarios.published.accuracy import (
     Prediction,
     draw_pictures,
@@ -26,6 +28,7 @@ from meshwise.scenarios.published.accuracy import (
     summarize,
     to_csv,
 )
+from meshwise.simulator.machine.factors import RunCalibration
 
 
 def accuracy(
@@ -34,6 +37,12 @@ def accuracy(
     ],
     out: Annotated[str | None, typer.Option(help="Write one line a run, or a message of a collective (.csv).")] = None,
     picture: Annotated[str | None, typer.Option(help="Draw predicted over measured (.png, .svg).")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Predict each run with the factors that `calibrate --runs` wrote into this file."
+        ),
+    ] = None,
     plots: Annotated[str | None, typer.Option(help="Folder for pictures by source, size and technique (.png).")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with words that are not understood.")] = False,
     as_json: Json = False,
@@ -47,8 +56,11 @@ def accuracy(
         return
     check_output(picture, (".png", ".svg"))
     place = make_folder(plots) if plots is not None else None
-    ticker = Ticker()
     runs = load_runs(path, strict=strict)
+    if cluster is not None:
+        calibration = _load_calibration(cluster)
+        runs = tuple(move_run(run, calibration) for run in runs)
+    ticker = Ticker()
     predictions = predict_all(runs, lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
     ticker.clear()
     result = summarize(predictions)
@@ -95,6 +107,13 @@ def _judge_collectives(path: str, out: str | None, as_json: bool) -> None:
 
 _SHOWN = 10
 """Assumptions and skipped lines that are printed; --json and --out have all."""
+
+
+def _load_calibration(path: str) -> RunCalibration:
+    calibration = load_cluster(path).calibration
+    if calibration is None:
+        raise ValueError(f"{path}: calibration: a file that `meshwise calibrate --runs` wrote has it, met none")
+    return calibration
 
 
 def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:

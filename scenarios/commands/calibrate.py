@@ -1,4 +1,4 @@
-"""``meshwise calibrate``: measure this machine, or fit accelerators and links to published timings."""
+"""``meshwise calibrate``: measure this machine, or fit it to measured steps, or parts to published timings."""
 
 import shlex
 from pathlib import Path
@@ -23,6 +23,7 @@ from meshwise.scenarios.calibration.published_timings import (
     to_markdown,
 )
 from meshwise.scenarios.collectives.text_fit import find_cluster, fit_links_to_file
+from meshwise.scenarios.commands.calibrate_runs import calibrate_to_runs
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.reader import dump_yaml
@@ -64,10 +65,19 @@ def calibrate(
     ] = None,
     accelerator: Names = None,
     leave_out: LeftOut = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="RUNS", help="Fit a machine to a few measured steps: rows (.jsonl), or scenarios."),
+    ] = None,
+    suggest: Annotated[
+        int | None, typer.Option(min=1, max=20, help="With --runs: plans to measure next, those that would tell most.")
+    ] = None,
     report: Annotated[str | None, typer.Option(help="With --from: write the errors as a page (.md).")] = None,
     collectives: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Fit the links of a machine to text of nccl-tests or rows of collectives."),
+        typer.Option(
+            metavar="FILE", help="Fit links to text of nccl-tests or rows of collectives; with --runs, before the rest."
+        ),
     ] = None,
     machine: Annotated[
         str | None,
@@ -75,8 +85,15 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine into a cluster file; or fit links or accelerators to timings."""
+    """Measure this machine into a cluster file; or fit one to measured steps or collectives, or parts to timings."""
     options: dict[str, object] = {"--accelerator": accelerator, "--leave-out": leave_out, "--report": report}
+    if runs is not None:
+        others = {"--from": rows, "--processes": processes, "--device": device, "--cluster": machine} | options
+        _check_alone("--runs", others)
+        calibrate_to_runs(runs, collectives, suggest, out, as_json)
+        return
+    if suggest is not None:
+        raise ValueError("--suggest goes with --runs RUNS.jsonl, met no --runs")
     stated_options = ", ".join(name for name, value in options.items() if value is not None)
     if machine is not None and collectives is None:
         raise ValueError("--cluster goes with --collectives FILE, met no --collectives")
@@ -107,6 +124,13 @@ def _fit_collectives(path: str, machine: str | None, out: str | None, as_json: b
     note(f"mean error of {counts}: {fit.prior_error:.1%} before, {fit.error:.1%} after the fit")
     comment = f"Links fitted by `meshwise calibrate` to {Path(path).name}: {counts}, {fit.error:.1%} off in the mean."
     _show_cluster(fit.machine, out, as_json, comment)
+
+
+def _check_alone(option: str, others: dict[str, object]) -> None:
+    """Raise ``ValueError`` where one of the other options is stated."""
+    names = ", ".join(name for name, value in others.items() if value is not None)
+    if names:
+        raise ValueError(f"{option} goes without {names}: it measures nothing on this machine, met both")
 
 
 def _measure(out: str | None, device: str | None, processes: int | None, seconds: float, as_json: bool) -> None:

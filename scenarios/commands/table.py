@@ -26,7 +26,9 @@ COMMANDS = {
     ),
     "execute": "Run a plan for real on this machine and set measurement against prediction.",
     "export": "Say a plan in another system's words; what that system cannot say is refused.",
-    "calibrate": "Measure this machine into a cluster file; or fit links or accelerators to timings.",
+    "calibrate": (
+        "Measure this machine into a cluster file; or fit one to measured steps or collectives, or parts to timings."
+    ),
     "capture": (
         "Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."
     ),

@@ -18,6 +18,7 @@ from meshwise.simulator.collective import Collective, CollectiveCurve
 from meshwise.simulator.machine import topology
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, CommunicationLibrary, Node, Protocol, Tenant
+from meshwise.simulator.machine.factors import RunCalibration
 from meshwise.simulator.machine.host import Host, Pcie
 from meshwise.simulator.machine.kernels import AttentionModel, MatmulModel
 from meshwise.simulator.units import Dimension
@@ -45,6 +46,7 @@ _PARTS: dict[type[Table], type] = {
     schema.LibraryTable: CommunicationLibrary,
     schema.TenantTable: Tenant,
     schema.CurveTable: CollectiveCurve,
+    schema.RunCalibrationTable: RunCalibration,
 }
 _TABLES = {part: table for table, part in _PARTS.items()}
 _KEYS = {"peak_flops": "peak"}
@@ -108,6 +110,7 @@ def build_cluster_document(cluster: Cluster) -> Data:
         **conditions,
         "collectives": [_dump_curve(curve) for curve in cluster.collectives],
         **({"estimated": list(cluster.estimated)} if cluster.estimated else {}),
+        **({"calibration": _dump_part(cluster.calibration)} if cluster.calibration is not None else {}),
     }
 
 

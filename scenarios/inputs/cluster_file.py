@@ -226,7 +226,10 @@ def to_cluster(table: ClusterTable | MixedClusterTable) -> Cluster:
         nodes = [(_build_node(table, "_per_node"), table.nodes)]
     curves = tuple(_build_parts(table.collectives, "collectives"))
     guesses = tuple(dict.fromkeys((*table.estimated, *list_estimates(table))))
-    return with_conditions(Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses), table)
+    with _locate_errors("calibration"):
+        calibration = None if table.calibration is None else build_part(table.calibration)
+    cluster = Cluster(table.name, tuple(nodes), collectives=curves, estimated=guesses, calibration=calibration)
+    return with_conditions(cluster, table)
 
 
 def with_conditions(cluster: Cluster, table: ConditionsTable) -> Cluster:

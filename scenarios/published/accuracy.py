@@ -83,7 +83,8 @@ class Prediction:
         if self.step_time is None or self.run.scenario is None:
             return None
         scenario = self.run.scenario
-        return step_time_interval(self.step_time, find_category(scenario.problem.cluster, scenario.assumptions))
+        cluster = scenario.problem.cluster
+        return step_time_interval(self.step_time, find_category(cluster, scenario.assumptions), cluster.calibration)
 
     @property
     def peak_memory_interval(self) -> Interval | None:

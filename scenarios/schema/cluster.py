@@ -38,6 +38,7 @@ from meshwise.scenarios.files.fields import (
 from meshwise.simulator.catalog import accelerator_names
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.machine.accelerator import REFINED_KINDS
+from meshwise.simulator.machine.factors import FACTORS, MAX_FACTOR
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorKind
 
 MAX_DEVICES = 1_000_000
@@ -376,6 +377,24 @@ class ConditionsTable(Table):
     library: LibraryTable | None = Field(default=None, description="Default: nothing of the links is lost.")
 
 
+FactorName = Annotated[str, OneOf(lambda: FACTORS)]
+Deviation = Annotated[float, Field(ge=0, le=100)]
+"""A standard deviation of natural logarithms."""
+
+
+class RunCalibrationTable(Table):
+    """What `meshwise calibrate --runs` learned of the machine; the figures of this file have the factors already."""
+
+    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    runs: Annotated[int, Count(1_000_000)] = Field(description="Number of plans measured.")
+    residual: Deviation = Field(description="Of ln(measured / predicted), were the factors known exactly.")
+    spread: Deviation = Field(description="Of ln(predicted), because they are not.")
+    factors: dict[FactorName, Annotated[float, Field(ge=1 / MAX_FACTOR, le=MAX_FACTOR)]] = Field(
+        default={}, description="On the times that the catalogue gives."
+    )
+    deviations: dict[FactorName, Deviation] = Field(default={}, description="Of the logarithms of factors.")
+
+
 Estimates = Annotated[list[Text], Field(max_length=3 * MAX_NODE_TYPES)]
 _ESTIMATED = "Which figures were not measured and where they come from, as the program writes it."
 
@@ -394,6 +413,7 @@ class ClusterTable(ConditionsTable):
     inter_node: LinkTable
     collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
     estimated: Estimates = Field(default=[], description=_ESTIMATED)
+    calibration: RunCalibrationTable | None = None
 
 
 class NodeTypeTable(Table):
@@ -416,6 +436,7 @@ class MixedClusterTable(ConditionsTable):
     node_types: Annotated[list[NodeTypeTable], Field(min_length=1, max_length=MAX_NODE_TYPES)]
     collectives: Annotated[list[CurveTable], Field(max_length=1000)] = Field(default=[])
     estimated: Estimates = Field(default=[], description=_ESTIMATED)
+    calibration: RunCalibrationTable | None = None
 
 
 WrittenCluster = Annotated[

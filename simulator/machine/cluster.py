@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.collective import Algorithm, Collective, CollectiveCurve
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.factors import RunCalibration
 from meshwise.simulator.machine.host import Host
 from meshwise.simulator.machine.topology import Crossbar, Fabric, Graph, Link, NodeNetwork, Switch, Torus
 
@@ -204,6 +205,8 @@ class Cluster:
         Communication library of the machine.
     estimated
         Sentences that name the figures measured neither on this machine nor on one like it, and their origin.
+    calibration
+        What measured steps told about this machine, whose figures have the factors already; ``None`` without any.
     """
 
     name: str
@@ -217,6 +220,7 @@ class Cluster:
     overlap_slowdown: float = 1.0
     library: CommunicationLibrary = LOSSLESS
     estimated: tuple[str, ...] = ()
+    calibration: RunCalibration | None = None
 
     __repr__ = brief_repr()
 

@@ -49,8 +49,8 @@ from meshwise.scenarios.intervals import (
     find_half_width,
 )
 from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
+from meshwise.scenarios.published.estimates import costs_of
 from meshwise.scenarios.published.row import RESERVED
-from meshwise.scenarios.published.scenario import costs_of
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay

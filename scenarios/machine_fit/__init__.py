@@ -1,0 +1,1 @@
+"""A machine fitted to a few measured steps of any plans."""
