@@ -17,7 +17,7 @@ from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_count
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.plan.framework import UNKNOWN
+from meshwise.strategies.plan.framework import ENTRIES
 from meshwise.strategies.plan.problem import Problem, Training
 
 
@@ -91,21 +91,25 @@ def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> fl
     return build_uncertainty(Category.STATED, is_caching=is_caching, is_known=is_known).memory_margin(risk)
 
 
-PLANNING_FRAMEWORKS = ("xla", "mindspore")
-"""Frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
+PLANNING_FAMILIES = ("xla", "mindspore")
+"""Families of frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
 optimized memory allocation solver", by which the operators of a graph share one static block."""
 
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
     """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
-    blocks = training.framework not in PLANNING_FRAMEWORKS and not training.expandable_segments
+    blocks = ENTRIES[training.framework].family not in PLANNING_FAMILIES and not training.expandable_segments
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
+
+
+UNCHECKED_FAMILY = "autograd"
+"""Family of frameworks of which no more is known than what autograd does: no peaks were compared with measured ones."""
 
 
 def _describe_memory(problem: Problem) -> dict[str, bool]:
     """Return whether the allocator of a problem caches blocks, and whether conventions beyond autograd's are known."""
     is_caching = caches_blocks(problem.training, problem.cluster)
-    return {"is_caching": is_caching, "is_known": problem.training.framework != UNKNOWN.name}
+    return {"is_caching": is_caching, "is_known": ENTRIES[problem.training.framework].family != UNCHECKED_FAMILY}
 
 
 def with_margin(problem: Problem, risk: float = RISK) -> Problem:

@@ -73,7 +73,11 @@ class RankClock:
     def time_segments(self, segments: Iterable[Segment]) -> tuple[TimedSegment, ...]:
         """Return segments with their ticks, without optional ones that take none."""
         timed_segments = (TimedSegment(segment, self.count_ticks(segment)) for segment in segments)
-        return tuple(entry for entry in timed_segments if entry.ticks or not entry.segment.is_optional)
+        return tuple(entry for entry in timed_segments if entry.ticks or not self._can_be_left_out(entry.segment))
+
+    def _can_be_left_out(self, segment: Segment) -> bool:
+        """Return whether a segment that takes no time on the device takes none on the host either, and is optional."""
+        return segment.is_optional and not (self.rank.launch and segment.num_launches)
 
     def count_ticks(self, segment: Segment) -> int:
         """Return the ticks of a segment."""
@@ -81,7 +85,8 @@ class RankClock:
             return self.rank.groups[segment.axis].ticks(segment.collective, segment.size)
         match segment.work:
             case Kernels() as kernels:
-                return segment.portion.count_ticks(*self.time_kernels(kernels))
+                waits = to_ticks(segment.host_waits * self.rank.launch)
+                return waits + segment.portion.count_ticks(*self.time_kernels(kernels))
             case Streaming() as streaming:
                 return to_ticks(time_streaming(self.accelerator, streaming))
             case Checkpoints(num_regions, num_hooks) if self.accelerator.recompute_launch:
@@ -108,6 +113,7 @@ def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
             kernels.direction,
             quantised=is_quantised,
             casts_weight=kernels.casts_weight,
+            scales_apart=kernels.scales_apart,
             gradient_bytes=gradient_bytes,
         )
     weight_seconds = 0.0
