@@ -92,8 +92,8 @@ def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> fl
 
 
 PLANNING_FAMILIES = ("xla", "mindspore")
-"""Families of frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph mode its "safe
-optimized memory allocation solver", by which the operators of a graph share one static block."""
+"""Families of frameworks that compile a step and plan its memory: XLA's buffer assignment, and in MindSpore's graph
+mode its "safe optimized memory allocation solver", by which the operators of a graph share one static block."""
 
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:

@@ -10,7 +10,14 @@ from dataclasses import replace
 from meshwise.scenarios.published.row import Row
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
 from meshwise.simulator.operator_graph import OperatorKind
-from meshwise.strategies.plan.framework import ENTRIES, Entry, find_framework, find_nearest_alias, split_words
+from meshwise.strategies.plan.framework import (
+    ENTRIES,
+    Entry,
+    find_framework,
+    find_nearest_alias,
+    has_words,
+    split_words,
+)
 
 _UNKNOWN_ON = {"tpu": "xla"}
 """What a framework that is not known is taken for, by a word of its accelerator; elsewhere for `UNKNOWN`, on torch."""
@@ -42,7 +49,7 @@ the sorted row ids). Published kernels of later libraries give 1.17."""
 
 
 def find_entry(row: Row) -> Entry:
-    """Return the entry of a row's framework; that of a framework that is not known, with a note, where there is none."""
+    """Return the entry of a row's framework; where it is not known, note that and return that of unknown ones."""
     words = row.text("framework")
     entry = find_framework(words)
     if entry is not None:
@@ -75,12 +82,7 @@ def is_compiled(row: Row) -> bool:
     if is_stated_compiled is not None:
         return is_stated_compiled
     words = row.text("framework", "plan_note", "software")
-    return not find_entry(row).defaults.launch or any(_has_words(words, phrase) for phrase in _COMPILED)
-
-
-def _has_words(text: str, phrase: str) -> bool:
-    """Return whether a text has all words of a phrase, whole and next to each other."""
-    return f" {' '.join(split_words(phrase))} " in f" {' '.join(split_words(text))} "
+    return not find_entry(row).defaults.launch or any(has_words(words, split_words(phrase)) for phrase in _COMPILED)
 
 
 def memory_conventions(row: Row) -> str:
@@ -121,7 +123,7 @@ def gathers_logits(row: Row) -> bool:
 
 
 def selects_products(row: Row) -> bool:
-    """Return whether a row's selective recomputation, of which it says no more, keeps attention and half the products."""
+    """Return whether selective recomputation, of which a row says no more, keeps attention and half of the products."""
     is_bare = row.text("recompute") == "selective" and not row.states("recompute_detail")
     return is_bare and find_entry(row).defaults.selective == "products"
 
@@ -133,7 +135,8 @@ def zero_stage(row: Row) -> int:
         return int(stated_stage[1])
     words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
     match = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
-    word_stage = next((stage for phrase, stage in STAGE_WORDS.items() if _has_words(words, phrase)), None)
+    word_stages = (stage for phrase, stage in STAGE_WORDS.items() if has_words(words, split_words(phrase)))
+    word_stage = next(word_stages, None)
     if match:
         stage = int(match[1])
     elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):

@@ -117,9 +117,14 @@ def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
         micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
         total = _count_sequences(row, degrees, length, micro, accumulation_steps)
-    if micro is None and accumulation_steps is None and degrees.pipeline > 1 and find_entry(row).defaults.microbatches == "stages":
+    if (
+        micro is None
+        and accumulation_steps is None
+        and degrees.pipeline > 1
+        and find_entry(row).defaults.microbatches == "stages"
+    ):
         accumulation_steps = degrees.pipeline
-        row.assume(f"grad_accum {degrees.pipeline} (not stated; the default of {find_entry(row).name}, as many as ranks)")
+        row.assume(f"grad_accum {degrees.pipeline} (not stated; {find_entry(row).name}: as many as ranks)")
     if micro is None and accumulation_steps is not None:
         micro = max(1.0, total / (degrees.data * accumulation_steps))
         row.assume(f"micro_batch {micro:g} (not stated; global_batch / (dp * grad_accum))")

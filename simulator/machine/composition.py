@@ -4,8 +4,8 @@ Each kernel is one of torch's operators, which reads and writes whole tensors. T
 dispatches for RMS norms as LlamaRMSNorm writes them (transformers, ``models/llama/modeling_llama.py``), for rotary
 positions as ``apply_rotary_pos_emb`` does there, for ``silu(gate) * up``, and for a masked softmax in fp32 as
 Megatron-LM's ``FusedScaleMaskSoftmax.forward_torch_softmax`` (``core/fusions/fused_softmax.py``) and Aleph Alpha's
-``MaskedSoftmaxTorch`` (scaling, ``core/nn/masked_softmax/masked_softmax.py``) write it; kernels on one number a row, and
-the reading of a mask that all heads share, are left out. A test counts them.
+``MaskedSoftmaxTorch`` (scaling, ``core/nn/masked_softmax/masked_softmax.py``) write it. Kernels on one number a row
+and the reading of a mask that all heads share are left out. A test counts them.
 """
 
 from typing import NamedTuple
@@ -65,7 +65,7 @@ COMPOSITIONS = {
     OperatorKind.SOFTMAX: Composition(
         # to fp32, masked in place, softmax, back
         forward=(_CAST, Kernel(wide=2), Kernel(wide=2), _CAST),
-        # to fp32; of the softmax; copied and masked in place (aten/native/TensorAdvancedIndexing.cpp, masked_fill); back
+        # to fp32; of the softmax; copy, and masked in place (aten TensorAdvancedIndexing.cpp, masked_fill); back
         backward=(_CAST, Kernel(wide=3), Kernel(wide=2), Kernel(wide=2), _CAST),
     ),
 }

@@ -292,20 +292,22 @@ def list_aliases() -> Mapping[tuple[str, ...], str]:
 def find_framework(text: str) -> Entry | None:
     """Return the entry of the longest alias in a text; None where there is none.
 
-    An alias is in a text if all its words are, whole and in order; other words may stand between them.
+    An alias is in a text if all its words are: whole, in order and next to each other.
 
     >>> find_framework("Megatron-LM (April 2021)").name, find_framework("Megatron-LM").name
     ('megatron_2021', 'megatron')
     """
-    words = split_words(text)
-    matches = [(sum(map(len, alias)), alias) for alias in list_aliases() if _contains(words, alias)]
+    matches = [(sum(map(len, alias)), alias) for alias in list_aliases() if has_words(text, alias)]
     return ENTRIES[list_aliases()[max(matches)[1]]] if matches else None
 
 
-def _contains(words: tuple[str, ...], alias: tuple[str, ...]) -> bool:
-    """Return whether all words of an alias are among others, in order."""
-    rest = iter(words)
-    return all(word in rest for word in alias)
+def has_words(text: str, phrase: tuple[str, ...]) -> bool:
+    """Return whether a text has the words of a phrase: whole, in order and next to each other.
+
+    >>> has_words("PyTorch FSDP2, compiled", ("fsdp2",)), has_words("PyTorch FSDP2, compiled", ("fsdp",))
+    (True, False)
+    """
+    return f" {' '.join(phrase)} " in f" {' '.join(split_words(text))} "
 
 
 def find_nearest_alias(text: str) -> str:

@@ -42,6 +42,7 @@ from meshwise.scenarios.console import BAD_INPUT, note, print_table
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.intervals import (
     RISK,
+    UNCHECKED_FAMILY,
     Category,
     build_interval,
     build_uncertainty,
@@ -50,7 +51,7 @@ from meshwise.scenarios.intervals import (
 )
 from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
 from meshwise.scenarios.scenario import Scenario
-from meshwise.strategies.plan.framework import UNKNOWN
+from meshwise.strategies.plan.framework import ENTRIES
 
 CALIBRATES = "LLaMA-13B"
 """The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
@@ -249,7 +250,7 @@ def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) ->
         for row in predictions
         if row.peak_memory
         and row.run.scenario is not None
-        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and ENTRIES[row.run.scenario.problem.training.framework].family == UNCHECKED_FAMILY
         and CALIBRATES in row.run.group
     ]
     if not rows:

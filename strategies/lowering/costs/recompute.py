@@ -116,9 +116,7 @@ def with_recompute(
     # Operators given by name are checkpointed one by one, others as one region.
     num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
     checkpoints = Checkpoints(num_regions, len(names))
-    kept_inputs = Segment(
-        TaskKind.RECOMPUTE, "kept inputs", checkpoints, num_regions * num_launches, is_optional=True
-    )
+    kept_inputs = Segment(TaskKind.RECOMPUTE, "kept inputs", checkpoints, num_regions * num_launches, is_optional=True)
     return BlockSegments(segments.forward, (kept_inputs, *repeated_segments, *segments.backward))
 
 
