@@ -17,7 +17,7 @@ from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.units import format_count
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.plan.framework import ENTRIES
+from meshwise.strategies.plan.framework import ENTRIES, UNKNOWN
 from meshwise.strategies.plan.problem import Problem, Training
 
 
@@ -30,6 +30,9 @@ FIGURES = "prediction_intervals.json"
 FIRST_THAT_FITS = "of what is not stated the first that fits"
 """How an assumption ends that chooses a part of the plan."""
 
+PRICED_AS_UNKNOWN = "priced as unknown"
+"""Part of an assumption that takes a framework for one that is not known."""
+
 Interval = tuple[float, float]
 
 
@@ -40,6 +43,8 @@ class Category(StrEnum):
     """The products of its accelerator, or of the nearest relative, were fitted to published timings."""
     OPEN = "plan open"
     """The same, and recompute or microbatch is the first that fits, for the row states none."""
+    UNKNOWN = "framework not known"
+    """Nobody knows what runs the step: the widest interval of all holds."""
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
 
@@ -48,6 +53,8 @@ def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
     """Return the category of runs on ``cluster`` that rest on ``assumptions``."""
     if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
+    if any(PRICED_AS_UNKNOWN in line for line in assumptions):
+        return Category.UNKNOWN
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
@@ -130,7 +137,9 @@ def find_risk_limit(problem: Problem) -> float | None:
 
 def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    return build_uncertainty(find_category(problem.cluster, assumptions), **_describe_memory(problem))
+    is_unknown = problem.training.framework == UNKNOWN.name
+    run_category = Category.UNKNOWN if is_unknown else find_category(problem.cluster, assumptions)
+    return build_uncertainty(run_category, **_describe_memory(problem))
 
 
 def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_known: bool = True) -> Uncertainty:

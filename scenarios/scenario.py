@@ -53,15 +53,9 @@ MAX_PROCESSES = 64
 """Most ranks that one machine runs as processes."""
 
 
-FRAMEWORK_OF = {
-    "torchtitan": "torchtitan",
-    "megatron": "megatron",
-    "deepspeed": "deepspeed",
-    "accelerate": "accelerate",
-    "nanotron": "nanotron",
-    "execute": "execute",
-}
-"""The framework whose conventions price the plans of a target; for other targets none are known."""
+FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "execute"}
+"""The framework whose conventions price the plans of a target. Those of other targets were not compared with measured
+peaks of memory: a scenario has to name them."""
 
 
 # To import an engine, a search, a trainer or the executor takes longer than to read a scenario: methods below import

@@ -57,6 +57,7 @@ def find_entry(row: Row) -> Entry:
     device_words = split_words(row.text("accelerator"))
     name = next((name for word, name in _UNKNOWN_ON.items() if word in device_words), "unknown")
     nearest = f"framework {words[:40]!r} not known, nearest alias {find_nearest_alias(words)!r}" if words else ""
+    # `PRICED_AS_UNKNOWN` of meshwise.scenarios.intervals widens the interval by these words
     row.assume(f"{nearest or 'framework not stated'}: priced as {name}, {ENTRIES[name].description}")
     return ENTRIES[name]
 

@@ -26,7 +26,8 @@ from meshwise.scenarios.published.accuracy import (
     size_classes,
     summarize,
 )
-from meshwise.scenarios.published.frameworks import DEEPSPEED_LAUNCH, FOUNDRY_HOPPER
+from meshwise.scenarios.published.frameworks import FOUNDRY_HOPPER
+from meshwise.strategies.plan.framework import ENTRIES
 
 from .interval_calibration import (
     COVERAGE,
@@ -296,8 +297,9 @@ def _list_calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "What was calibrated on what: training runs",
         (
-            "Two figures are fitted to rows of this page (scenarios/published/frameworks.py). Hosts under "
-            f"Megatron-DeepSpeed launch an operator in {DEEPSPEED_LAUNCH * 1e6:.0f} us: 8 of the rows of "
+            "Two figures are fitted to rows of this page (strategies/plan/frameworks.json and "
+            "scenarios/published/frameworks.py). Hosts under Megatron launch an operator in "
+            f"{ENTRIES['megatron_deepspeed'].defaults.launch * 1e6:.0f} us: 8 of the rows of "
             "vtrain_single, of every width and tensor degree one with a microbatch of 1. Products under llm-foundry on "
             f"the H100 take {FOUNDRY_HOPPER} times as long as in a burst: 5 rows of llmfoundry, drawn at random. "
             "The rows drawn are in the tables; all others are held out of these figures.",
