@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from meshwise.strategies.plan.framework import (
 )
 from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, KERNELS, LOSSES, Training
 
+ROOT = Path(__file__).parents[3]
 WRITTEN = json.loads(files("meshwise.strategies.plan").joinpath(TABLE).read_text("utf-8"))
 """The table as its file has it."""
 
@@ -126,3 +128,11 @@ def test_a_step_is_run_as_a_framework_runs_it_unless_words_say_otherwise(framewo
 
 def test_defaults_without_a_word_do_nothing() -> None:
     assert Defaults() == Defaults(zero=0, launch=0.0, composed=(), gathers_logits=False)
+
+
+def test_the_guide_lists_every_framework_with_its_aliases() -> None:
+    page = (ROOT / "docs/guides/frameworks.md").read_text("utf-8")
+    for name, entry in ENTRIES.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert entry.description in row and row.endswith(f"| {', '.join(entry.aliases)} |")
+        assert f"ZeRO {entry.defaults.zero}," in row
