@@ -17,9 +17,9 @@ from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.factors import RunCalibration
 from meshwise.simulator.units import format_count
-from meshwise.strategies.allocation.planned import PLANNING_FRAMEWORKS
+from meshwise.strategies.allocation.planned import PLANNING_FAMILIES
 from meshwise.strategies.explanation.uncertainty import Uncertainty
-from meshwise.strategies.plan.framework import UNKNOWN
+from meshwise.strategies.plan.framework import ENTRIES, UNKNOWN
 from meshwise.strategies.plan.problem import Problem, Training
 
 
@@ -36,6 +36,9 @@ NOT_UNDERSTOOD = "is not understood"
 GUESSED = "a guess, for no field tells"
 """How an assumption ends that takes what is common for a figure that a step depends on."""
 
+PRICED_AS_UNKNOWN = "priced as unknown"
+"""Part of an assumption that takes a framework for one that is not known."""
+
 Interval = tuple[float, float]
 
 
@@ -46,6 +49,8 @@ class Category(StrEnum):
     """The products of its accelerator, or of the nearest relative, were fitted to published timings."""
     OPEN = "plan open"
     """The same, and recompute or microbatch is the first that fits, for the row states none."""
+    UNKNOWN = "framework not known"
+    """Nobody knows what runs the step: the widest interval of all holds."""
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
     UNREAD = "words not understood"
@@ -58,6 +63,8 @@ def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
         return Category.UNREAD
     if any(device.matmul not in list_timed_products() for device in cluster.accelerators):
         return Category.UNTIMED
+    if any(PRICED_AS_UNKNOWN in line for line in assumptions):
+        return Category.UNKNOWN
     return Category.OPEN if any(FIRST_THAT_FITS in line for line in assumptions) else Category.STATED
 
 
@@ -108,14 +115,18 @@ def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> fl
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
     """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
-    blocks = training.framework not in PLANNING_FRAMEWORKS and not training.expandable_segments
+    blocks = ENTRIES[training.framework].family not in PLANNING_FAMILIES and not training.expandable_segments
     return blocks and not any(device.computes_collectives for device in cluster.accelerators)
+
+
+UNCHECKED_FAMILY = "autograd"
+"""Family of frameworks of which no more is known than what autograd does: no peaks were compared with measured ones."""
 
 
 def _describe_memory(problem: Problem) -> dict[str, bool]:
     """Return whether the allocator of a problem caches blocks, and whether conventions beyond autograd's are known."""
     is_caching = caches_blocks(problem.training, problem.cluster)
-    return {"is_caching": is_caching, "is_known": problem.training.framework != UNKNOWN.name}
+    return {"is_caching": is_caching, "is_known": ENTRIES[problem.training.framework].family != UNCHECKED_FAMILY}
 
 
 def with_margin(problem: Problem, risk: float = RISK) -> Problem:
@@ -136,7 +147,9 @@ def find_risk_limit(problem: Problem) -> float | None:
 
 def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    uncertainty = build_uncertainty(find_category(problem.cluster, assumptions), **_describe_memory(problem))
+    is_unknown = problem.training.framework == UNKNOWN.name
+    run_category = Category.UNKNOWN if is_unknown else find_category(problem.cluster, assumptions)
+    uncertainty = build_uncertainty(run_category, **_describe_memory(problem))
     calibration = problem.cluster.calibration
     if calibration is None:
         return uncertainty

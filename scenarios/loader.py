@@ -42,6 +42,7 @@ from meshwise.scenarios.schema.scenario import (
     ScenarioTable,
     SearchTable,
     TrainingTable,
+    build_training,
 )
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
@@ -52,6 +53,7 @@ from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.operators.choices import resolve_pins
 from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.framework import ENTRIES
 from meshwise.strategies.plan.layout import Violation
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
@@ -128,6 +130,8 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
     spec = _build_spec(parts.get("model"), document, faults)
     training = _build_training(parts.get("training"), document, faults)
     cluster = _build_cluster(parts.get("cluster"), document, faults)
+    if cluster and training:
+        cluster = _with_launch(cluster, parts["training"])
     search = _build_search(parts.get("search"), document, faults)
     problem = plan = None
     if spec and training and cluster:
@@ -145,7 +149,19 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
     lines += list_assumptions(table, spec, plan_table, problem.cluster)
     framework = table.training.framework if "framework" in table.training.model_fields_set else None
     return Scenario(
-        name, document.file, problem, spec, plan, search, measured, lines, _build_run(table.run), warnings, framework
+        name,
+        document.file,
+        problem,
+        spec,
+        plan,
+        search,
+        measured,
+        lines,
+        _build_run(table.run),
+        warnings,
+        framework,
+        kernels=table.training.kernels,
+        loss=table.training.loss,
     )
 
 
@@ -221,7 +237,17 @@ def _build_value(
 def _build_training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:
     if table is None:
         return None
-    return _build_value(Training, table.model_dump(), document, ("training",), faults)
+    with _collect_faults(document, ("training",), faults, type(table).model_fields):
+        return build_training(table)
+    return None
+
+
+def _with_launch(cluster: Cluster, table: TrainingTable) -> Cluster:
+    """Return a cluster whose hosts launch the kernels of an operator in the time that a training step states."""
+    if table.launch is None:
+        return cluster
+    launch = ENTRIES[table.framework].defaults.launch if table.launch == "framework" else table.launch
+    return cluster.with_nodes(lambda node: replace(node, host=replace(node.host, launch=launch)))
 
 
 def _build_cluster(table: Any, document: Document, faults: Faults) -> Cluster | None:

@@ -30,7 +30,7 @@ PEAK_TOLERANCE = 0.03
 """The largest difference of peaks, as a part of the oracle's: the simulator counts no norms' statistics, no scalars."""
 SCALAR = 8
 """Messages of up to so many bytes are left out: sums of squares of a norm, which ranks may sum axis by axis."""
-FRAMEWORK = "torch"
+FRAMEWORK = "execute"
 """The framework whose conventions the executor follows."""
 
 

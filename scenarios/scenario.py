@@ -53,8 +53,9 @@ MAX_PROCESSES = 64
 """Most ranks that one machine runs as processes."""
 
 
-FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "torch"}
-"""The framework whose conventions price the plans of a target; for other targets none are known."""
+FRAMEWORK_OF = {"torchtitan": "torchtitan", "megatron": "megatron", "accelerate": "torch", "execute": "execute"}
+"""The framework whose conventions price the plans of a target. Those of other targets were not compared with measured
+peaks of memory: a scenario has to name them."""
 
 
 # To import an engine, a search, a trainer or the executor takes longer than to read a scenario: methods below import
@@ -158,6 +159,8 @@ class Scenario:
     asked_target
         The trainer that has to be able to express every plan of a search, or the executor that has to run it; None
         where none was asked for.
+    kernels, loss
+        Words for how kernels and the loss run, where the scenario says so; None where its framework decides.
     """
 
     name: str
@@ -172,13 +175,16 @@ class Scenario:
     warnings: "tuple[Fault, ...]" = ()
     framework: str | None = None
     asked_target: str | None = None
+    kernels: str | None = None
+    loss: str | None = None
 
     @property
     def target(self) -> str | None:
         """The target of searched plans: the one asked for, else the framework if it is itself a trainer; or None."""
         if self.asked_target is not None or self.framework is None:
             return self.asked_target
-        return self.framework if FRAMEWORK_OF.get(self.framework) == self.framework else None
+        is_trainer = self.framework != "execute" and FRAMEWORK_OF.get(self.framework) == self.framework
+        return self.framework if is_trainer else None
 
     def for_target(self, target: str) -> "Scenario":
         """Return the scenario whose search is limited to what a target can express: a trainer by name, or ``execute``.
@@ -204,7 +210,8 @@ class Scenario:
         framework = FRAMEWORK_OF.get(target)
         if self.framework is not None or framework is None:
             return self.problem
-        target_problem = replace(self.problem, training=replace(self.problem.training, framework=framework))
+        training = self.problem.training.run_by(framework, self.kernels, self.loss)
+        target_problem = replace(self.problem, training=training)
         return target_problem if target_problem.memory_margin == 1.0 else with_margin(target_problem)
 
     def without_margin(self) -> "Scenario":

@@ -45,7 +45,7 @@ training:
   sequence: 64                # tokens
   precision: fp32
   optimizer: adamw
-  framework: torch
+  framework: execute
 
 cluster:
   file: cluster.yaml

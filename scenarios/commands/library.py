@@ -23,6 +23,7 @@ from meshwise.simulator.catalog import (
 )
 from meshwise.simulator.models.presets import MODELS
 from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size
+from meshwise.strategies.plan.framework import ENTRIES
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.search.algorithms import ALGORITHMS
 
@@ -36,6 +37,7 @@ class Listing(StrEnum):
     SCHEDULES = "schedules"
     ALGORITHMS = "algorithms"
     SCENARIOS = "scenarios"
+    FRAMEWORKS = "frameworks"
 
 
 def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_json: Json = False) -> None:
@@ -48,6 +50,9 @@ def names(what: Annotated[Listing, typer.Argument(help="What to list.")], as_jso
     if what in (Listing.ACCELERATORS, Listing.CLUSTERS):
         for document, (name, _) in zip(documents, rows, strict=True):
             document |= {"sources": sources(name), "status": statuses(name), "assumed": list_assumed_figures(name)}
+    if what is Listing.FRAMEWORKS:
+        for document, entry in zip(documents, ENTRIES.values(), strict=True):
+            document |= {"read": entry.read, "aliases": list(entry.aliases), "sources": dict(entry.sources)}
     emit(documents)
 
 
@@ -96,4 +101,5 @@ _LISTS: dict[Listing, Callable[[], list[tuple[str, str]]]] = {
     Listing.SCHEDULES: lambda: [(name, _first_line(rule.order)) for name, rule in SCHEDULES.items()],
     Listing.ALGORITHMS: lambda: [(name, _first_line(kind)) for name, kind in ALGORITHMS.items()],
     Listing.SCENARIOS: lambda: [(name, _read_title(name)) for name in library_names()],
+    Listing.FRAMEWORKS: lambda: [(name, entry.description) for name, entry in ENTRIES.items()],
 }

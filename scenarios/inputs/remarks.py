@@ -31,14 +31,20 @@ from meshwise.scenarios.schema.cluster import (
 )
 from meshwise.scenarios.schema.model import TransformerTable
 from meshwise.scenarios.schema.plan import PlanTable
-from meshwise.scenarios.schema.scenario import FileCluster, MeasuredTable, PresetCluster, ScenarioTable, TrainingTable
+from meshwise.scenarios.schema.scenario import (
+    FileCluster,
+    MeasuredTable,
+    PresetCluster,
+    ScenarioTable,
+    TrainingTable,
+    build_training,
+)
 from meshwise.simulator.catalog import accelerator, cluster, cluster_names, list_assumed_figures
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Crossbar
 from meshwise.simulator.models.model import Model
 from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
 from meshwise.strategies.plan.layout import DECISIONS
-from meshwise.strategies.plan.problem import Training
 
 _NEUTRAL_CHOICES = frozenset({"context", "expert", "tensor_rows", "offload"})
 """Choices of a plan whose default does nothing: they need no line among the assumptions."""
@@ -57,7 +63,7 @@ def list_assumptions(table: ScenarioTable, spec: Model, plan: Any, cluster: Clus
         result += _list_defaults("model.transformer", transformer, {"kv_heads": transformer.heads})
         if transformer.experts is not None:
             result += _list_defaults("model.transformer.experts", transformer.experts)
-    training = Training(**table.training.model_dump())
+    training = build_training(table.training)
     is_same = training.gradient_bytes == training.parameter_bytes
     result += _list_defaults("training", table.training, {"gradient_precision": "same" if is_same else "fp32"})
     if isinstance(table.cluster, PresetCluster):

@@ -154,12 +154,11 @@ COMMON_ENTRIES = (
     *list_fixed("its collectives are decentralised", gradient_reduction="all_reduce"),
     *list_fixed("its tensor parallelism has one axis", tensor_rows=1),
     fix_field("training.frozen", False, "adapters are not in the field map"),
-    fix_field("training.composed", (), "which kernels operators are composed of is not in the field map"),
-    fix_field("training.gathers_logits", False, "how the loss is computed is not in the field map"),
-    Entry((), ("training.framework", "model.name", "training.expandable_segments")),
+    Entry((), ("training.framework", "training.composed", "training.gathers_logits")),
+    Entry((), ("model.name", "training.expandable_segments")),
 )
-"""Entries of every target. No file expresses the framework, which is how a step is simulated, the name of the model, or
-the settings of torch's allocator, which are environment variables."""
+"""Entries of every target. No file expresses the framework with its kernels and its loss, which is how a step is
+simulated, the name of the model, or the settings of torch's allocator, which are environment variables."""
 
 ONE_STAGE = Entry((), ("plan.stages",))
 """Without pipelines the one stage has all layers, so no key expresses stages."""

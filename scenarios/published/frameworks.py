@@ -1,120 +1,141 @@
-"""Defaults of a row's framework, for what the row does not state."""
+"""The framework of a row, found by its aliases, and its defaults for what the row does not state.
+
+What a row states wins: fields for single conventions (``norm_kernel``, ``loss``, ``compiled``, ``gradient_precision``),
+and words for ZeRO stages and attention kernels in its other fields.
+"""
 
 import re
 
 from meshwise.scenarios.published.row import Row
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
+from meshwise.simulator.operator_graph import OperatorKind
+from meshwise.strategies.plan.framework import (
+    ENTRIES,
+    Entry,
+    find_framework,
+    find_nearest_alias,
+    has_words,
+    split_words,
+)
 
-_MEGATRON = re.compile(r"megatron|megascale|nemo|mcore|mindspeed|modellink|\bms-swift\b|\bprimus\b(?!.*titan)")
-_BEFORE_2022 = re.compile(r"megatron-lm\W*(v?[12]\.[0-5]\b|[^,;+]*\b20(19|20|21)\b)")
-_SHARDS_PARAMETERS = re.compile(
-    r"fsdp|torchtitan|torchtune|gemini|zero[- ]?3|zero stage 3|fully sharded|zero\+\+|\bhpz\b|\bmics\b|"
-    r"maxtext|levanter|easylm|axlearn|llm-?foundry|composer"
-)
-_SHARDS_OPTIMIZER = re.compile(r"nemo|bridge|mcore|distributed optimizer|mindspeed|zero[- ]?1")
-_FUSES_LOSS = re.compile(r"llm-?foundry|composer|liger|fused[- ]?(linear )?cross|unsloth")
-"""llm-foundry's models use the fused loss of flash-attn by default (llmfoundry/models/mpt, loss_fn)."""
-_FUSES_MEGATRON_LOSS = re.compile(r"cross-entropy fusion|\bcef\b|fusion-impl te")
-"""Words of Transformer Engine's loss; --cross-entropy-loss-fusion alone is another, which is not fused in memory."""
-_XLA = re.compile(
-    r"maxtext|\bjax|\bxla\b|levanter|easylm|t5x|\bpax(ml)?\b|praxis|axlearn|\bflax\b|maxdiffusion|\balpa\b"
-)
-_TORCH = re.compile(r"torch|fsdp|\bddp\b|fully_shard")
-"""Words of torch's own parallel APIs, and of frameworks built on them."""
-_DDP = re.compile(r"\bddp\b|distributeddataparallel")
-_PARALLEL_SEQUENCES = re.compile(
-    r"nemo|bridge|mcore|titan|transformer engine|\bte\b|mindspeed|nanotron|maxtext|megascale|primus"
-)
-_COMPILED = re.compile(r"maxtext|\bjax\b|mindspore|mindformers|\bxla\b|cuda graph|torch\.compile|torch_compile")
+_UNKNOWN_ON = {"tpu": "xla"}
+"""What a framework that is not known is taken for, by a word of its accelerator; elsewhere for `UNKNOWN`, on torch."""
 
-EAGER_LAUNCH = 45e-6
-"""Seconds in which a host launches the kernels of one operator: Llama 1B forward takes 8.1 ms eager on a B200 that
-replays it in 1.9 (stas00/ml-engineering, training/performance): 0.5 ms for the 11 operators of a layer."""
-DEEPSPEED_LAUNCH = 100e-6
-"""The same for Megatron-DeepSpeed, fitted to 8 of vTrain's 131 single-node runs, which the host bounds: the smallest
-multiple of 10 us whose largest error (18 %, as with 110 us) is within a point of the best. The 8 runs have a microbatch
-of 1: for every width and tensor degree one, drawn at random (``random.Random(0).choice`` of its sorted row ids)."""
+STAGE_WORDS = {
+    "zero 0": 0, "ddp": 0, "distributeddataparallel": 0,
+    "zero 1": 1, "zero1": 1, "distributed optimizer": 1, "param gather": 1,
+    "zero 2": 2, "zero2": 2,
+    "zero 3": 3, "zero3": 3, "fsdp": 3, "fsdp2": 3, "fully_shard": 3, "fully sharded": 3, "gemini": 3, "zero++": 3,
+    "hpz": 3, "mics": 3,
+}  # fmt: skip
+"""ZeRO stages by words that state them, whole and next to each other; the first of the table that a row has counts."""
 
 _KERNELS = (
     (r"triton|llm-?foundry|mosaic", "flash_triton"),
     (r"fa3|flash[-_ ]?(attn|attention)?[-_ ]?v?3|cudnn|transformer ?engine|\bte\b|splash", "flash"),
     (r"fa2|flash[-_ ]?(attn|attention)?[-_ ]?v?2|sdpa", "flash_2"),
     (r"fa1|flash[-_ ]?(attn|attention)?[-_ ]?v?1|xformers|efficient", "flash_1"),
-    (r"megatron|nemo|bridge|mcore|maxtext|jax|mind", "flash"),
 )
-"""Words for the fused attention kernels of the simulator. The first match wins, in the row's attention kernel and then
-in its framework. MPT's ALiBi bias ran only in Triton (llm-foundry, 2023)."""
+"""Words for the fused attention kernels of the simulator. The first match wins."""
+
+_COMPILED = ("torch.compile", "torch_compile", "cuda graph", "cuda graphs")
+"""Words for steps that are compiled or replayed."""
+
+
+def find_entry(row: Row) -> Entry:
+    """Return the entry of a row's framework; where it is not known, note that and return that of unknown ones."""
+    words = row.text("framework")
+    entry = find_framework(words)
+    if entry is not None:
+        return entry
+    device_words = split_words(row.text("accelerator"))
+    name = next((name for word, name in _UNKNOWN_ON.items() if word in device_words), "unknown")
+    nearest = f"framework {words[:40]!r} not known, nearest alias {find_nearest_alias(words)!r}" if words else ""
+    # `PRICED_AS_UNKNOWN` of meshwise.scenarios.intervals widens the interval by these words
+    row.assume(f"{nearest or 'framework not stated'}: priced as {name}, {ENTRIES[name].description}")
+    return ENTRIES[name]
 
 
 def is_megatron(row: Row) -> bool:
     """Return whether a row's framework is Megatron-LM or built on it."""
-    words = row.text("framework")
-    return bool(_MEGATRON.search(words)) and "torch fsdp" not in words
+    return find_entry(row).family == "megatron"
 
 
 def is_torchtitan(row: Row) -> bool:
     """Return whether a row's framework is torchtitan."""
-    return "torchtitan" in row.text("framework")
+    return find_entry(row).name == "torchtitan"
+
+
+def is_xla(row: Row) -> bool:
+    """Return whether XLA compiles the training step of a row."""
+    return find_entry(row).family == "xla"
 
 
 def is_compiled(row: Row) -> bool:
     """Return whether a compiler fuses the operators of a row's layers, or a graph replays its steps."""
     is_stated_compiled = row.flag("compiled")
+    if is_stated_compiled is not None:
+        return is_stated_compiled
     words = row.text("framework", "plan_note", "software")
-    return bool(_COMPILED.search(words)) if is_stated_compiled is None else is_stated_compiled
-
-
-def is_xla(row: Row) -> bool:
-    """Return whether XLA compiles the training step of a row."""
-    return bool(_XLA.search(row.text("framework")))
+    return not find_entry(row).defaults.launch or any(has_words(words, split_words(phrase)) for phrase in _COMPILED)
 
 
 def memory_conventions(row: Row) -> str:
-    """Return the memory conventions of a row's framework: a name in `meshwise.strategies.plan.framework.FRAMEWORKS`."""
-    if is_megatron(row):
-        if _BEFORE_2022.search(row.text("framework")):
-            reading = "gradients added by kernels of their own, and none summed beside products"
-            row.assume(f"{reading} (Megatron-LM before 2022)")
-            return "megatron_2021"
-        if "deepspeed" in row.text("framework"):
-            return "megatron_deepspeed"
-        if re.search("nemo|bridge", row.text("framework")):
-            return "nemo"
-        words = row.text("plan_note", "loss", "software")
-        if _FUSES_MEGATRON_LOSS.search(words):
-            return "megatron"
-        row.assume("logits also in fp32, as the loss of Megatron-LM makes them unless told to fuse (not stated)")
-        return "megatron_plain" if "no-gradient-accumulation-fusion" in words else "megatron_plain_loss"
-    if is_xla(row):
-        row.assume("memory kept as XLA keeps it")
-        return "xla"
-    if re.search("mindspore|mindformers", row.text("framework")):
-        row.assume("memory kept as torch keeps it, and all of a layer computed again (MindSpore)")
-        return "mindspore"
-    words = row.text("framework", "plan_note")
-    if _FUSES_LOSS.search(words):
-        row.assume("memory kept as torch keeps it, with the loss fused, so that logits have no copies")
-        return "torch_fused_loss"
-    if not _TORCH.search(words):
-        row.assume(f"conventions of {row.text('framework')[:40] or 'the framework'} not known: those of autograd alone")
-        return "unknown"
-    row.assume(f"memory kept as torch keeps it ({row.text('framework')[:40]})")
-    return "torch"
+    """Return the conventions of a row's framework: a name in `meshwise.strategies.plan.framework.FRAMEWORKS`."""
+    entry = find_entry(row)
+    name = _find_megatron_loss(row) if entry.name in ("megatron", "megatron_core") else entry.name
+    if row.text("framework") != name:
+        row.assume(f"priced by the conventions of {name} (framework {row.text('framework')[:40]!r})")
+    return name
 
 
-_EAGER = ("torch", "torchtitan", "unknown")
-"""Conventions of frameworks that run torch's operators one by one unless a compiler fuses them."""
+_FUSED_LOSS = ("cross entropy fusion", "cef", "fusion impl te")
+"""Words of Transformer Engine's loss; --cross-entropy-loss-fusion alone is another, which is not fused in memory."""
+_UNFUSED_GRADIENTS = split_words("no-gradient-accumulation-fusion")
 
 
-def list_composed(row: Row, framework: str) -> tuple[str, ...]:
-    """Return the kinds of operators that a row's framework, of these conventions, composes of several kernels."""
-    norm = row.choose_word("norm_kernel", ("fused", "eager"))
-    stated_kinds = (RMS_NORM,) if norm == "eager" else ()
-    if framework not in _EAGER or is_compiled(row):
-        return stated_kinds
-    assumed_kinds = (ROTARY, GATED_ACTIVATION) if norm else (RMS_NORM, ROTARY, GATED_ACTIVATION)
-    row.assume(f"{', '.join(assumed_kinds)} composed of torch's operators, where there are any (eager; not stated)")
-    return (*stated_kinds, *assumed_kinds)
+def _find_megatron_loss(row: Row) -> str:
+    """Return the conventions of Megatron-LM with the loss that a row tells; its own is the default."""
+    words = row.text("plan_note", "loss", "software")
+    if any(has_words(words, split_words(phrase)) for phrase in _FUSED_LOSS):
+        return "megatron"
+    row.assume("logits also in fp32, as the loss of Megatron-LM makes them unless told to fuse (not stated)")
+    return "megatron_plain" if has_words(words, _UNFUSED_GRADIENTS) else "megatron_plain_loss"
+
+
+_TORCH_WORDS = frozenset({"torch", "eager", "math", "naive", "baddbmm"})
+"""Words for attention whose softmax is composed of torch's operators."""
+
+
+def list_composed(row: Row) -> tuple[str, ...]:
+    """Return the kinds of operators that a row composes of several kernels: those it states, else its framework's."""
+    norm, kernel_words = row.choose_word("norm_kernel", ("fused", "eager")), split_words(row.text("attention_kernel"))
+    stated = {RMS_NORM: norm == "eager"} if norm else {}
+    if not _TORCH_WORDS.isdisjoint(kernel_words):
+        stated[OperatorKind.SOFTMAX] = True
+    elif "fused" in kernel_words or is_compiled(row):
+        stated[OperatorKind.SOFTMAX] = False
+    assumed_kinds = () if is_compiled(row) else find_entry(row).defaults.composed
+    open_kinds = [kind for kind in assumed_kinds if kind not in stated]
+    if open_kinds:
+        row.assume(f"{', '.join(open_kinds)} composed of torch's operators, where there are any (eager; not stated)")
+    return tuple(
+        kind
+        for kind in (RMS_NORM, ROTARY, GATED_ACTIVATION, OperatorKind.SOFTMAX)
+        if stated.get(kind, kind in open_kinds)
+    )
+
+
+def gathers_logits(row: Row) -> bool:
+    """Return whether every tensor rank of a row gathers the logits and computes the whole loss."""
+    stated_loss = row.choose_word("loss", ("sharded", "gathered", "compiled"))
+    return stated_loss == "gathered" if stated_loss else find_entry(row).defaults.gathers_logits
+
+
+def selects_products(row: Row) -> bool:
+    """Return whether selective recomputation, of which a row says no more, keeps attention and half of the products."""
+    is_bare = row.text("recompute") == "selective" and not row.states("recompute_detail")
+    return is_bare and find_entry(row).defaults.selective == "products"
 
 
 def zero_stage(row: Row) -> int:
@@ -124,16 +145,18 @@ def zero_stage(row: Row) -> int:
         return int(stated_stage[1])
     words = row.text("zero_stage", "framework", "schedule", "plan_note", "optimizer", "dp_overlap", "software")
     match = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", words)
+    word_stages = (stage for phrase, stage in STAGE_WORDS.items() if has_words(words, split_words(phrase)))
+    word_stage = next(word_stages, None)
     if match:
         stage = int(match[1])
     elif re.match(r"os ?\+ ?g(?! ?\+ ?p)", row.text("zero_stage")):
         stage = 2
-    elif _DDP.search(words):
-        stage = 0
-    elif _SHARDS_PARAMETERS.search(words) or (row.optional_count("fsdp_shards") or 1) > 1:
+    elif word_stage is not None:
+        stage = word_stage
+    elif (row.optional_count("fsdp_shards") or 1) > 1:
         stage = 3
     else:
-        stage = 1 if _SHARDS_OPTIMIZER.search(words) or "param-gather" in words else 0
+        stage = find_entry(row).defaults.zero
     row.assume(f"zero_stage {stage} (not stated; from {row.text('framework')[:40] or 'no framework named'})")
     return stage
 
@@ -143,9 +166,7 @@ def overlaps_gradients(row: Row, zero: int) -> bool:
     flag = row.flag("dp_overlap")
     if flag is not None:
         return flag
-    words = row.text("framework")
-    is_early = re.search(r"2019|2020|2021|megatron-lm \(april", words) or row.text("framework") == "megatron-lm"
-    overlaps = zero >= 2 or not (is_early or "megatron-deepspeed" in words)
+    overlaps = zero >= 2 or find_entry(row).defaults.overlaps_gradients
     row.assume(f"gradients {'overlap' if overlaps else 'are reduced after'} backward (dp_overlap not stated)")
     return overlaps
 
@@ -154,44 +175,40 @@ def is_sequence_parallel(row: Row) -> bool:
     """Return whether a row uses sequence parallelism: tensor ranks split the tokens between their matrix products."""
     is_parallel = row.flag("sequence_parallel")
     if is_parallel is None:
-        words = row.text("framework")
-        is_parallel = bool(_PARALLEL_SEQUENCES.search(words))
-        source = words[:40] or "no framework named"
+        is_parallel = find_entry(row).defaults.sequence_parallel
+        source = row.text("framework")[:40] or "no framework named"
         row.assume(f"sequence_parallel {str(is_parallel).lower()} (not stated; from {source})")
     return is_parallel
 
 
 def overlaps_tensor(row: Row) -> bool:
-    """Return whether the all-gathers and reduce-scatters of tensor ranks overlap matrix products.
-
-    XLA splits both into chunks on TPUs (Wang et al. 2023, "Overlap communication with dependent computation via
-    decomposition in large deep learning models", ASPLOS, section 6). MaxText has such collectives, since it shards
-    activations between layers over tensor ranks (``configs/base.yml``: ``activation_embed``).
-    """
+    """Return whether the all-gathers and reduce-scatters of tensor ranks overlap matrix products."""
     flag = row.flag("tp_overlap")
     if flag is not None:
         return flag
-    overlaps = is_xla(row) and bool(re.search(r"tpu|\bv[2-7][ep]?\b", row.text("accelerator")))
+    entry = find_entry(row)
+    overlaps = any(device in row.text("accelerator") for device in entry.defaults.overlaps_tensor_on)
     if overlaps:
-        row.assume("tensor communication runs beside products, as XLA cuts both on TPUs (tp_overlap not stated)")
+        row.assume(f"tensor communication runs beside products, as {entry.name} does there (tp_overlap not stated)")
     return overlaps
 
 
 def attention_kernel(row: Row) -> str:
-    """Return the fused attention kernel of a row; the default is FlashAttention-2, which torch has."""
-    texts = (row.text("attention_kernel"), row.text("framework"))
-    matches = ((kernel, words) for words in texts for pattern, kernel in _KERNELS if re.search(pattern, words))
-    kernel_name, words = next(matches, ("flash_2", texts[-1]))
+    """Return the fused attention kernel of a row: the one it states, else its framework's."""
+    words = row.text("attention_kernel")
+    kernel_name = next((kernel for pattern, kernel in _KERNELS if re.search(pattern, words)), None)
+    source = words
+    if kernel_name is None:
+        kernel_name, source = find_entry(row).defaults.attention, row.text("framework")
     if kernel_name != "flash":
-        row.assume(f"attention by {kernel_name} (from {words[:40] or 'nothing that is stated'})")
+        row.assume(f"attention by {kernel_name} (from {source[:40] or 'nothing that is stated'})")
     return kernel_name
 
 
 def launch_time(row: Row) -> float:
     """Return the seconds that a host needs to launch the kernels of one operator; 0 where it replays whole steps."""
-    if is_xla(row) or is_compiled(row):
+    if is_compiled(row):
         return 0.0
-    words = row.text("framework", "plan_note", "software")
-    seconds = DEEPSPEED_LAUNCH if "megatron-deepspeed" in words else EAGER_LAUNCH
+    seconds = find_entry(row).defaults.launch
     row.assume(f"hosts launch an operator in {seconds * 1e6:.0f} us (eager; not stated)")
     return seconds

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from meshwise.scenarios.inputs.plan_table import list_rule_violations
 from meshwise.scenarios.intervals import GUESSED
 from meshwise.scenarios.published.frameworks import (
+    find_entry,
     is_megatron,
     is_sequence_parallel,
     is_torchtitan,
-    is_xla,
     overlaps_gradients,
     overlaps_tensor,
+    selects_products,
     zero_stage,
 )
 from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
@@ -121,10 +122,14 @@ def read_batch(row: Row, degrees: Degrees, length: int) -> Batch:
         micro = _scale_to_rank(row, degrees, micro, accumulation_steps, total)
     if total is None:
         total = _count_sequences(row, degrees, length, micro, accumulation_steps)
-    if micro is None and accumulation_steps is None and degrees.pipeline > 1 and is_torchtitan(row):
-        # torchtitan until 0.1.0, config_manager.py: pipeline_parallel_microbatches
+    if (
+        micro is None
+        and accumulation_steps is None
+        and degrees.pipeline > 1
+        and find_entry(row).defaults.microbatches == "stages"
+    ):
         accumulation_steps = degrees.pipeline
-        row.assume(f"grad_accum {degrees.pipeline} (not stated; torchtitan's default, as many as pipeline ranks)")
+        row.assume(f"grad_accum {degrees.pipeline} (not stated; {find_entry(row).name}: as many as ranks)")
     if micro is None and accumulation_steps is not None:
         micro = max(1.0, total / (degrees.data * accumulation_steps))
         row.assume(f"micro_batch {micro:g} (not stated; global_batch / (dp * grad_accum))")
@@ -139,7 +144,7 @@ def _scale_to_rank(row: Row, degrees: Degrees, micro: float, accumulation_steps:
     MaxText counts sequences per chip (``per_device_batch_size``): a data rank has those of all its tensor ranks.
     """
     device_total, rank_total = (micro * ranks * (accumulation_steps or 1) for ranks in (degrees.devices, degrees.data))
-    if degrees.pipeline > 1 or (accumulation_steps is None and not is_xla(row)):
+    if degrees.pipeline > 1 or (accumulation_steps is None and find_entry(row).defaults.microbatch_of != "chip"):
         return micro
     if rank_total == total or device_total != total:
         return micro
@@ -253,7 +258,7 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
 
 def _read_recompute(row: Row, graph: OperatorGraph, layers: int) -> Recomputation:
     """Return the recompute choice of a row, nothing where it states none; ``layers`` are those of a stage."""
-    if not keeps_every_second_product(row):
+    if not (keeps_every_second_product(row) or selects_products(row)):
         return read_recompute(row, layers) or Recompute.NONE
     layer_names = (list_unkept_operators(block) for block in graph.blocks if block.layer)
     names = tuple(dict.fromkeys(chain.from_iterable(layer_names)))

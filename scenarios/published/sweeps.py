@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from meshwise.scenarios.published.estimates import fits
+from meshwise.scenarios.published.frameworks import selects_products
 from meshwise.scenarios.published.plan import LEVELS, Batch, find_recomputation, list_microbatches
 from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
 from meshwise.scenarios.published.row import Row
@@ -92,7 +93,7 @@ def name_sweep(row: Row) -> SweepKey:
 
 def list_openings(row: Row, layout: Layout, batch: Batch) -> Openings:
     """Return what a row leaves open."""
-    recompute = not keeps_every_second_product(row) and read_recompute(row, 1) is None
+    recompute = not (keeps_every_second_product(row) or selects_products(row)) and read_recompute(row, 1) is None
     return Openings(recompute, _leaves_zero_open(row) and layout.data > 1, list_microbatches(layout, batch))
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from meshwise.scenarios.published.frameworks import is_xla, list_composed, memory_conventions
+from meshwise.scenarios.published.frameworks import find_entry, gathers_logits, list_composed, memory_conventions
 from meshwise.scenarios.published.row import Row
 from meshwise.scenarios.published.words import FOUR_BITS, is_frozen
 from meshwise.simulator.machine.accelerator import Accelerator
@@ -26,17 +26,17 @@ _OPTIMIZERS = {
 
 def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
     """Return the training step of a row, in the nearest precision that its accelerator has."""
-    precision, framework = _read_precision(row, accelerator), memory_conventions(row)
+    precision = _read_precision(row, accelerator)
     return Training(
         global_batch,
         sequence,
         precision,
         _read_optimizer(row),
         gradient_precision=_read_gradient_precision(row, precision),
-        framework=framework,
+        framework=memory_conventions(row),
         frozen=is_frozen(row),
-        composed=list_composed(row, framework),
-        gathers_logits=row.choose_word("loss", ("sharded", "gathered")) == "gathered",
+        composed=list_composed(row),
+        gathers_logits=gathers_logits(row),
     )
 
 
@@ -83,11 +83,8 @@ def _read_gradient_precision(row: Row, precision: str) -> str | None:
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):
         return "fp32"
-    if re.search("nemo|bridge", row.text("framework")):
-        row.assume("gradients summed in bf16, as NeMo's recipes for performance do (grad_reduce_in_fp32 false)")
-        return "same"
-    if is_xla(row):
-        row.assume("gradients summed in the precision that is computed in, as XLA makes them of weights that are cast")
-        return "same"
-    row.assume("gradients summed in fp32 with bf16, in their own precision with fp16 (not stated)")
-    return None
+    default = find_entry(row).defaults.gradient_precision
+    how = {"same": "the precision that is computed in", "fp32": "fp32"}
+    plain = "fp32 with bf16, in their own precision with fp16"
+    row.assume(f"gradients summed in {how.get(default or '', plain)} (not stated; {row.text('framework')[:40]})")
+    return default

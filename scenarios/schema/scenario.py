@@ -15,8 +15,8 @@ from meshwise.scenarios.schema.plan import MAX_BATCH, AnyPlan, AnySpace, SpaceTa
 from meshwise.simulator.catalog import cluster_names
 from meshwise.simulator.reliability.failures import failure_model_names
 from meshwise.simulator.units import UNITS, Dimension
-from meshwise.strategies.plan.framework import FRAMEWORKS
-from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, OPTIMIZERS, PRECISIONS
+from meshwise.strategies.plan.framework import ENTRIES, describe_frameworks
+from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, KERNELS, LOSSES, OPTIMIZERS, PRECISIONS, Training
 from meshwise.strategies.search.algorithms import ALGORITHMS
 
 MAX_STEPS = 10**9
@@ -34,8 +34,18 @@ def _parse_interval(value: Any) -> float | None:
         raise ValueError(f"holds a time or best; {error}") from None
 
 
+def _parse_launch(value: Any) -> float | str:
+    if value == "framework":
+        return "framework"
+    try:
+        return Quantity(Dimension.TIME, allows_zero=True).check(value)
+    except ValueError as error:
+        raise ValueError(f"holds a time or framework; {error}") from None
+
+
 _TIME_PATTERN = rf"^\s*[0-9.]+([eE][+-]?[0-9]+)?\s*({'|'.join(UNITS[Dimension.TIME])})\s*$"
 _INTERVAL_SCHEMA = {"anyOf": [{"const": "best"}, {"type": "string", "pattern": _TIME_PATTERN}]}
+_LAUNCH_SCHEMA = {"anyOf": [{"const": "framework"}, {"type": "string", "pattern": _TIME_PATTERN}]}
 
 
 class FailuresTable(Table):
@@ -128,10 +138,26 @@ class TrainingTable(Table):
         description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8, else same.",
     )
     gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
-    framework: Annotated[str, OneOf(lambda: FRAMEWORKS)] = Field(
+    framework: Annotated[str, OneOf(lambda: ENTRIES, "frameworks")] = Field(
         default="megatron",
         description="What runs the step: what it does by itself, in memory and in time. Where it is written and is a "
-        "trainer that plans are exported to, megatron or torchtitan, a search is among what that one can say.",
+        "trainer that plans are exported to, such as megatron or torchtitan, a search is among what that one can say. "
+        f"{describe_frameworks()}.",
+    )
+    kernels: Annotated[str, OneOf(lambda: KERNELS)] | None = Field(
+        default=None,
+        description="Whether norms, rotary positions, gates and unfused softmax are torch's operators one by one, or "
+        "one kernel each. Default: as the framework that is written has them, else fused.",
+    )
+    loss: Annotated[str, OneOf(lambda: LOSSES)] | None = Field(
+        default=None,
+        description="Whether tensor ranks share the loss by the vocabulary, or each gathers the logits. Default: as "
+        "the framework that is written does, else sharded.",
+    )
+    launch: Annotated[Any, PlainValidator(_parse_launch), WithJsonSchema(_LAUNCH_SCHEMA)] | None = Field(
+        default=None,
+        description="Time in which a host launches the kernels of one operator: 0 us where steps are replayed; "
+        "framework: what the framework takes. Default: that of the cluster's hosts, which in the catalogue never lag.",
     )
     expandable_segments: bool = Field(
         default=False,
@@ -139,6 +165,18 @@ class TrainingTable(Table):
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
     frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
+
+
+def build_training(table: TrainingTable) -> Training:
+    """Return the training step of a table, as the framework that it writes runs it; raise ``ValueError`` as it does."""
+    fields = table.model_dump(exclude={"kernels", "loss", "launch"})
+    training, is_written = Training(**fields), "framework" in table.model_fields_set
+    return training.run_by(table.framework, *_list_words(table, is_written=is_written))
+
+
+def _list_words(table: TrainingTable, *, is_written: bool) -> tuple[str | None, str | None]:
+    """Return the words for kernels and loss; those of one kernel each and of a shared loss for an assumed framework."""
+    return (table.kernels, table.loss) if is_written else (table.kernels or "fused", table.loss or "sharded")
 
 
 class PresetCluster(ConditionsTable):

@@ -2,13 +2,16 @@
 
 Each kernel is one of torch's operators, which reads and writes whole tensors. The kernels are those that torch 2
 dispatches for RMS norms as LlamaRMSNorm writes them (transformers, ``models/llama/modeling_llama.py``), for rotary
-positions as ``apply_rotary_pos_emb`` does there, and for ``silu(gate) * up``; kernels on one number a row are left out.
-A test counts them.
+positions as ``apply_rotary_pos_emb`` does there, for ``silu(gate) * up``, and for a masked softmax in fp32 as
+Megatron-LM's ``FusedScaleMaskSoftmax.forward_torch_softmax`` (``core/fusions/fused_softmax.py``) and Aleph Alpha's
+``MaskedSoftmaxTorch`` (scaling, ``core/nn/masked_softmax/masked_softmax.py``) write it. Kernels on one number a row
+and the reading of a mask that all heads share are left out. A test counts them.
 """
 
 from typing import NamedTuple
 
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
+from meshwise.simulator.operator_graph import OperatorKind
 
 
 class Kernel(NamedTuple):
@@ -59,6 +62,12 @@ COMPOSITIONS = {
         backward=(Kernel(2), Kernel(1), Kernel(1.5), Kernel(1.5), Kernel(3), Kernel(2), Kernel(3)),
     ),
     GATED_ACTIVATION: Composition(forward=(Kernel(2), Kernel(3)), backward=(Kernel(3), Kernel(3), Kernel(3))),
+    OperatorKind.SOFTMAX: Composition(
+        # to fp32, masked in place, softmax, back
+        forward=(_CAST, Kernel(wide=2), Kernel(wide=2), _CAST),
+        # to fp32; of the softmax; copy, and masked in place (aten TensorAdvancedIndexing.cpp, masked_fill); back
+        backward=(_CAST, Kernel(wide=3), Kernel(wide=2), Kernel(wide=2), _CAST),
+    ),
 }
 """The kernels by the kind of `meshwise.simulator.machine.compute.streaming_kind`, for each element of a result."""
 

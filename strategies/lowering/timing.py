@@ -83,7 +83,7 @@ class RankClock:
             elif collective_ticks:
                 ticks += self.count_slowed_ticks(ticks, collective_ticks)
                 collective_ticks = 0
-            if ticks or not segment.is_optional:
+            if ticks or not self._can_be_left_out(segment):
                 result.append(TimedSegment(segment, ticks))
         return tuple(result)
 
@@ -96,13 +96,18 @@ class RankClock:
         slowdown = self.rank.slowdown
         return round((slowdown - 1) * min(compute_ticks, collective_ticks / slowdown))
 
+    def _can_be_left_out(self, segment: Segment) -> bool:
+        """Return whether a segment that takes no time on the device takes none on the host either, and is optional."""
+        return segment.is_optional and not (self.rank.launch and segment.num_launches)
+
     def count_ticks(self, segment: Segment) -> int:
         """Return the ticks of a segment."""
         if segment.collective is not None:
             return self.rank.groups[segment.axis].ticks(segment.collective, segment.size)
         match segment.work:
             case Kernels() as kernels:
-                return segment.portion.count_ticks(*self.time_kernels(kernels))
+                waits = to_ticks(segment.host_waits * self.rank.launch)
+                return waits + segment.portion.count_ticks(*self.time_kernels(kernels))
             case Streaming() as streaming:
                 return to_ticks(time_streaming(self.accelerator, streaming))
             case Checkpoints(num_regions, num_hooks) if self.accelerator.recompute_launch:
@@ -129,6 +134,7 @@ def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
             kernels.direction,
             quantised=is_quantised,
             casts_weight=kernels.casts_weight,
+            scales_apart=kernels.scales_apart,
             gradient_bytes=gradient_bytes,
         )
     weight_seconds = 0.0

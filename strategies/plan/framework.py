@@ -1,19 +1,23 @@
-"""What a training framework does beyond the algorithm, in memory and in time: one convention per field.
+"""What training frameworks do beyond the algorithm: one table of conventions and defaults, each with its source.
 
-References
-----------
-Megatron-Core 0.12 (``core/tensor_parallel/layers.py``, ``core/transformer/moe``) with Transformer Engine 2.11
-(``module/base.py``, ``pytorch/cross_entropy.py``). Every figure was checked against the peak memory of
-19 measured configurations published by MooreThreads/SimuMax (``docs/b200``).
-PyTorch 2 (``torch/distributed/pipelining/stage.py``, ``torch/distributed/tensor/parallel/loss.py``), checked
-against its own ``MemTracker``.
+The table is ``frameworks.json``. An entry has the conventions by which steps are priced (`Framework`), what the
+framework does where nobody says otherwise (`Defaults`), the names under which it is known, and for every figure the
+file that it was read from; "not read" marks those that were not. An entry that is ``like`` another has all that the
+other has and it does not say itself.
 """
 
-from dataclasses import dataclass, replace
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
 
 from meshwise.simulator.brief import brief_repr
 
-MIB = 2**20
+TABLE = "frameworks.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,18 @@ class Framework:
     shares_weights
         Whether data ranks gather and reduce each weight by itself, where it is read and where its gradient is made,
         instead of all weights of a block together.
+    scales_apart
+        Whether a cast to fp8 is three kernels: one finds the largest value of the tensor, one casts, one copies to the
+        other layout. Otherwise one kernel casts and transposes, with a scale of earlier steps (delayed scaling).
+    loops_experts
+        Whether experts run one by one, each launched by the host, instead of as one group.
+    waits_in_attention
+        Whether the host waits for the device before every fused attention, to read a length.
+    checkpoint_launches
+        Operators' worth of host time in which the random state is kept and set back for a recomputed region.
     composed
         Kinds of operators that are composed of torch's operators. RMS norms then keep ``x.float()`` and
-        ``(x * rsqrt).to(bf16)`` for backward instead of the input.
+        ``(x * rsqrt).to(bf16)`` for backward instead of the input, and a softmax its result in fp32.
     """
 
     name: str
@@ -142,152 +155,176 @@ class Framework:
     shares_weights: bool = False
     steps_together: bool = False
     widens_gradients: bool = False
+    scales_apart: bool = False
+    loops_experts: bool = False
+    waits_in_attention: bool = False
+    checkpoint_launches: int = 0
 
     __repr__ = brief_repr()
 
 
-MEGATRON = Framework(
-    name="megatron",
-    logits_in_precision=True,  # --cross-entropy-loss-fusion with --cross-entropy-fusion-impl te
-    loss_copies=None,  # TE pytorch/cross_entropy.py writes the gradient over the logits
-    keeps_gathered=False,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
-    fused_gradients=True,  # --gradient-accumulation-fusion, the default
-    dummy_gradients=True,  # TE module/base.py, get_dummy_wgrad
-    gather_buffer=True,  # layers.py, get_global_memory_buffer().get_tensor(..., "mpu")
-    workspace=32 * MIB,  # TE module/base.py, get_cublas_workspace_size_bytes
-    grouped_workspace=4 * 32 * MIB,  # TE module/base.py, get_multi_stream_cublas_workspace
-    keeps_quantised=True,  # TE module/base.py, get_weight_workspace: is_first_microbatch
-    other_workspace=2 * 8320 * 1024,  # torch CUDABlas, :4096:2:16:8, one a thread: forward and autograd
-    routed_copies=4,  # token_dispatcher.py: the experts' results, sorted, exchanged, and in the tokens' order
-    keeps_results=False,  # experts.py, weighted_bias_swiglu_impl
-    keeps_gates=False,  # core/fusions/fused_bias_swiglu.py
-    routing_bytes=18,  # moe_utils.py: 10 of scores, maps and the auxiliary loss, 8 of row_id_map
-    late_biases=True,  # layers.py, RowParallelLinear: skip_bias_add, and bias.sequence_parallel
-    drops_gradients=False,  # param_and_grad_buffer.py
-    hides_input_gradients=True,  # layers.py, LinearWithGradAccumulationAndAsyncCommunication
-    waits_for_exchanges=True,  # p2p_communication.py: batch_p2p_sync, torch.cuda.synchronize()
-    recomputes_unread=True,  # tensor_parallel/random.py, CheckpointFunction.backward runs all of forward
-)
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a framework does where neither a scenario nor a published row says otherwise.
 
-MEGATRON_PLAIN_LOSS = replace(
-    MEGATRON,
-    name="megatron_plain_loss",
-    # core/tensor_parallel/cross_entropy.py, VocabParallelCrossEntropy: logits.float(), then exponentials and the
-    # gradient in place of them; without --cross-entropy-loss-fusion, the default
-    logits_in_precision=False,
-    casts_logits=True,
-)
+    Parameters
+    ----------
+    zero
+        ZeRO stage.
+    sequence_parallel
+        Whether tensor ranks split the tokens between their products.
+    overlaps_gradients
+        Whether gradients are summed beside backward where states are not sharded in it.
+    overlaps_tensor_on
+        Words for devices on which collectives of tensor ranks run beside products.
+    attention
+        Fused attention kernel, one of `meshwise.simulator.models.attention.ATTENTION_KERNELS`.
+    launch
+        Seconds in which a host launches the kernels of one operator; 0 where steps are replayed.
+    gradient_precision
+        One of `meshwise.strategies.plan.problem.GRADIENT_PRECISIONS`; None for fp32 with bf16 and fp8, else the same.
+    composed
+        Kinds of operators that run as several kernels of torch.
+    gathers_logits
+        Whether every tensor rank gathers the logits and computes the whole loss.
+    selective
+        What selective recomputation keeps: all but the ``core`` of attention, or attention and every second of the
+        ``products`` of a layer.
+    microbatches
+        How many microbatches a pipeline has: ``stages``, as many as ranks; ``one`` of each microbatch's size.
+    microbatch_of
+        What a stated microbatch belongs to: a data ``rank``, or each ``chip``.
+    """
 
-MEGATRON_PLAIN = replace(
-    MEGATRON_PLAIN_LOSS,
-    name="megatron_plain",
-    fused_gradients=False,  # --no-gradient-accumulation-fusion
-    adds_gradients=True,  # core/distributed/distributed_data_parallel.py, _make_backward_post_hook: main_grad.add_
-    dummy_gradients=False,  # TE module/linear.py: only with fuse_wgrad_accumulation
-)
+    zero: int = 0
+    sequence_parallel: bool = False
+    overlaps_gradients: bool = True
+    overlaps_tensor_on: tuple[str, ...] = ()
+    attention: str = "flash_2"
+    launch: float = 0.0
+    gradient_precision: str | None = None
+    composed: tuple[str, ...] = ()
+    gathers_logits: bool = False
+    selective: str = "core"
+    microbatches: str = "one"
+    microbatch_of: str = "rank"
 
-MEGATRON_DEEPSPEED = replace(
-    MEGATRON,
-    name="megatron_deepspeed",
-    fused_gradients=False,  # deepspeed's fp16 optimizers have no main_grad that products could add to
-    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h
-    hides_input_gradients=False,  # megatron/mpu/layers.py of its fork of 2022 waits for the sum
-    waits_for_passes=True,  # megatron/timers.py of 2022, _Timer.start and stop: torch.cuda.synchronize()
-    waits_for_collectives=True,
-    widens_gradients=True,  # deepspeed/runtime/zero/stage_1_and_2.py, step: single_grad_partition is cast
-)
 
-NEMO = replace(
-    MEGATRON,
-    name="nemo",
-    keeps_remainders=True,  # apex DistributedFusedAdam and Megatron-Core's OptimizerConfig, store_param_remainders
-    quantised_parameters=True,  # NeMo's user guide, "Communication overlap": fp8_param_gather
-)
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A framework of the table.
 
-MEGATRON_2021 = replace(
-    MEGATRON,
-    name="megatron_2021",
-    fused_gradients=False,
-    adds_gradients=True,  # model/distributed.py, _make_param_hook: main_grad.add_
-    hides_input_gradients=False,  # mpu/layers.py, copy_to_tensor_model_parallel_region: waits for the sum
-)
-"""Megatron-LM of 2021, before products accumulated weight gradients and summed input gradients asynchronously."""
+    Parameters
+    ----------
+    family
+        megatron, torch, xla, mindspore, or autograd: of the last family no peaks of memory were checked.
+    read
+        What was read, with versions and commits.
+    aliases
+        Names under which the framework is known, in lower case.
+    sources
+        Where each convention and default was read, by field; fields that the table leaves out have none.
+    """
 
-TORCH = Framework(
-    name="torch",
-    loss_copies=(1, 2),  # log-probabilities; loss.py keeps the probabilities too
-    keeps_gathered=True,
-    whole_table=True,  # the embedding of a cut table is masked, and its backward makes every row
-    routed_copies=1,
-    keeps_results=True,
-    keeps_gates=True,  # torch/nn/functional.py: silu keeps its input, and a product both of its own
-    buffers_every_microbatch=True,  # stage.py, _prepare_forward_infra and _prepare_backward_infra
-    late_biases=False,  # of sequence-parallel modules DTensor has only the norms' gradients in parts
-    flattens_gradients=True,  # fully_shard's foreach_reduce; the executor's reducer, where no buckets of torch reduce
-    drops_gradients=True,  # torch/optim/optimizer.py, zero_grad: set_to_none
-    keeps_graph=True,  # torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph
-    adds_gradients=False,  # one microbatch adds to nothing, and with ZeRO 2 and 3 shards are added
-    hides_input_gradients=False,  # torch/distributed/tensor: its matrix product waits for the sum
-    waits_for_exchanges=False,  # stage.py: work.wait() lets the stream wait, not the host
-    recomputes_unread=False,  # torch/utils/checkpoint.py, _StopRecomputationError: all that was kept is there
-    keeps_quantised=False,  # torchao float8/float8_linear.py casts the weight in every forward
-    steps_together=True,  # torch/optim/adam.py, _multi_tensor_adam: torch._foreach_sqrt; the default on CUDA
-    keeps_shards=True,  # fully_shard: _fsdp_param.py keeps the sharded parameter beside the gathered one
-)
+    name: str
+    family: str
+    description: str
+    read: str
+    aliases: tuple[str, ...]
+    conventions: Framework
+    defaults: Defaults
+    sources: Mapping[str, str]
 
-UNKNOWN = replace(
-    TORCH,
-    name="unknown",
-    loss_copies=(2, 2),  # the model's output in fp32 is there until backward ends, for whoever called the model has it
-    buffers_every_microbatch=False,  # torch.distributed.pipelining's own: others reuse those of the microbatch at hand
-    flattens_gradients=False,  # fully_shard's own; buckets of others are views of a buffer that is there
-    adds_gradients=True,  # torch/csrc/autograd/functions/accumulate_grad.h, without fused accumulation
-    widens_gradients=True,  # as deepspeed's do; only optimizers of Megatron-LM and NeMo sum in fp32 from the start
-)
-"""A framework on torch that does not use torch's own parallel APIs: only what autograd does."""
+    __repr__ = brief_repr()
 
-TORCHTITAN = replace(TORCH, name="torchtitan")
-"""torchtitan 0.3: all of torch's conventions hold, since its distributed/fsdp.py calls fully_shard, its
-pipeline_parallel.py calls torch.distributed.pipelining, and DTensor cuts its products."""
 
-TORCH_FUSED_LOSS = replace(
-    TORCH,
-    name="torch_fused_loss",
-    recomputes_unread=True,  # composer/distributed/dist_strategy.py checkpoints re-entrantly unless told otherwise
-    logits_in_precision=True,
-    loss_copies=None,  # flash-attn losses/cross_entropy.py, inplace_backward
-)
+def _load_entries() -> dict[str, Entry]:
+    table: dict[str, Any] = json.loads(files(__package__).joinpath(TABLE).read_text("utf-8"))
+    return {name: _build_entry(table, name) for name in table}
 
-MINDSPORE = replace(
-    TORCH, name="mindspore", keeps_shards=False, recomputes_unread=True, steps_together=False
-)  # Cell.recompute runs all of a cell again
 
-XLA = replace(
-    TORCH_FUSED_LOSS,  # XLA fuses the loss into what makes logits
-    name="xla",
-    keeps_shards=False,
-    keeps_gates=False,  # XLA fuses what is done point by point
-    flattens_gradients=False,  # a collective reads the gradient where the product has put it
-    steps_together=False,  # XLA fuses the update of each parameter
-    recomputes_unread=False,  # jax/_src/ad_checkpoint.py, remat_dce: what is not read is dead code
-    shares_weights=True,  # Xu et al. 2021, "GSPMD" (arXiv 2105.04663): the partitioner sees operators one by one
-)
-
-FRAMEWORKS = {
-    framework.name: framework
-    for framework in (
-        MEGATRON,
-        MEGATRON_2021,
-        MEGATRON_DEEPSPEED,
-        NEMO,
-        TORCH,
-        TORCHTITAN,
-        TORCH_FUSED_LOSS,
-        UNKNOWN,
-        MINDSPORE,
-        XLA,
-        MEGATRON_PLAIN_LOSS,
-        MEGATRON_PLAIN,
+def _build_entry(table: Mapping[str, Any], name: str) -> Entry:
+    lineage = [table[name]]
+    while base_name := lineage[-1].get("like"):
+        lineage.append(table[base_name])
+    parts: dict[str, dict[str, Any]] = {}
+    for part in ("conventions", "defaults"):
+        # an entry's own fields replace those of the entry that it is like
+        parts[part] = {key: field for entry in reversed(lineage) for key, field in entry.get(part, {}).items()}
+    values = {part: {key: _freeze(field[0]) for key, field in fields.items()} for part, fields in parts.items()}
+    return Entry(
+        name,
+        next(entry["family"] for entry in lineage if "family" in entry),
+        table[name]["description"],
+        table[name]["read"],
+        tuple(table[name]["aliases"]),
+        Framework(name=name, **values["conventions"]),
+        Defaults(**values["defaults"]),
+        {key: field[1] for fields in parts.values() for key, field in fields.items()},
     )
-}
-"""Frameworks by name."""
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+ENTRIES = _load_entries()
+"""Entries of the table by name."""
+
+FRAMEWORKS = {name: entry.conventions for name, entry in ENTRIES.items()}
+"""Conventions of frameworks by name."""
+
+MEGATRON, TORCH, UNKNOWN = FRAMEWORKS["megatron"], FRAMEWORKS["torch"], FRAMEWORKS["unknown"]
+
+
+def describe_frameworks() -> str:
+    """Return the names of all frameworks, each with its description."""
+    return "; ".join(f"{name}: {entry.description}" for name, entry in ENTRIES.items())
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Return the words of a text in lower case; hyphens and signs part them, points and underscores do not.
+
+    >>> split_words("Megatron-LM (April 2021), v2.5")
+    ('megatron', 'lm', 'april', '2021', 'v2.5')
+    """
+    return tuple(word.strip("._") for word in re.findall(r"[a-z0-9._+]+", text.lower()) if word.strip("._"))
+
+
+@cache
+def list_aliases() -> Mapping[tuple[str, ...], str]:
+    """Return the words of every alias, the names of entries among them, with the name of the entry."""
+    names = {split_words(name): name for name in ENTRIES}
+    return names | {split_words(alias): entry.name for entry in ENTRIES.values() for alias in entry.aliases}
+
+
+@lru_cache(maxsize=1024)
+def find_framework(text: str) -> Entry | None:
+    """Return the entry of the longest alias in a text; None where there is none.
+
+    An alias is in a text if all its words are: whole, in order and next to each other.
+
+    >>> find_framework("Megatron-LM (April 2021)").name, find_framework("Megatron-LM").name
+    ('megatron_2021', 'megatron')
+    """
+    matches = [(sum(map(len, alias)), alias) for alias in list_aliases() if has_words(text, alias)]
+    return ENTRIES[list_aliases()[max(matches)[1]]] if matches else None
+
+
+def has_words(text: str, phrase: tuple[str, ...]) -> bool:
+    """Return whether a text has the words of a phrase: whole, in order and next to each other.
+
+    >>> has_words("PyTorch FSDP2, compiled", ("fsdp2",)), has_words("PyTorch FSDP2, compiled", ("fsdp",))
+    (True, False)
+    """
+    return f" {' '.join(phrase)} " in f" {' '.join(split_words(text))} "
+
+
+def find_nearest_alias(text: str) -> str:
+    """Return the alias that is spelled most like a text.
+
+    >>> find_nearest_alias("Megatron_LM")
+    'megatron lm'
+    """
+    aliases = [" ".join(alias) for alias in list_aliases()]
+    return get_close_matches(" ".join(split_words(text)), aliases, n=1, cutoff=0.0)[0]

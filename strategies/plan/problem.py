@@ -11,7 +11,7 @@ from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.composition import COMPOSITIONS
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
-from meshwise.strategies.plan.framework import FRAMEWORKS, Framework
+from meshwise.strategies.plan.framework import ENTRIES, FRAMEWORKS, Framework
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 OPTIMIZERS = {"adamw": 2, "sgd": 1, "lion": 1, "adafactor": 0}
@@ -20,6 +20,11 @@ optimization algorithms") one momentum; Adafactor keeps only what `Training.fact
 
 GRADIENT_PRECISIONS = ("fp32", "same")
 """Precision in which gradients are accumulated and reduced: fp32, or the same as the parameters."""
+
+KERNELS = {"eager": ENTRIES["eager"].defaults.composed, "fused": ()}
+"""Kinds of operators that are composed of torch's operators, by words for kernels."""
+LOSSES = {"sharded": False, "gathered": True}
+"""Whether every tensor rank gathers the logits, by words for the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,21 @@ class Training:
             raise ValueError(f"composed names kinds of {', '.join(COMPOSITIONS)}, met {', '.join(self.composed)}")
         if self.framework not in FRAMEWORKS:
             raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
+
+    def run_by(self, framework: str, kernels: str | None = None, loss: str | None = None) -> "Training":
+        """Return the step as a framework of the table runs it, with its own kernels and loss where none are named.
+
+        Parameters
+        ----------
+        kernels
+            One of `KERNELS`.
+        loss
+            One of `LOSSES`.
+        """
+        defaults = ENTRIES[framework].defaults
+        composed = defaults.composed if kernels is None else KERNELS[kernels]
+        gathers_logits = defaults.gathers_logits if loss is None else LOSSES[loss]
+        return replace(self, framework=framework, composed=composed, gathers_logits=gathers_logits)
 
     @property
     def conventions(self) -> Framework:

@@ -37,7 +37,7 @@ _SCENARIO = """\
 name: round {seed}
 model:
   transformer: {{layers: {layers}, hidden: 256, heads: 8, ffn: 1024, vocab: {vocab}, tied_embeddings: false}}
-training: {{global_batch: {batch}, sequence: 64, precision: fp32, optimizer: adamw, framework: torch}}
+training: {{global_batch: {batch}, sequence: 64, precision: fp32, optimizer: adamw, framework: execute}}
 cluster: {{preset: local-cpu, nodes: 1, devices_per_node: 8}}
 plan: {{data: 2, tensor: 2, pipeline: 2, microbatch: 2, schedule: 1f1b}}
 """

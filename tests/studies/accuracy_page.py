@@ -26,8 +26,8 @@ from meshwise.scenarios.published.accuracy import (
     size_classes,
     summarize,
 )
-from meshwise.scenarios.published.frameworks import DEEPSPEED_LAUNCH
 from meshwise.simulator.catalog import accelerator
+from meshwise.strategies.plan.framework import ENTRIES
 
 from .interval_calibration import (
     COVERAGE,
@@ -297,12 +297,11 @@ def _list_calibrated(result: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "What was calibrated on what: training runs",
         (
-            "Two figures are fitted to rows of this page. Hosts under "
-            f"Megatron-DeepSpeed launch an operator in {DEEPSPEED_LAUNCH * 1e6:.0f} us: 8 of the rows of "
-            "vtrain_single, of every width and tensor degree one with a microbatch of 1 "
-            "(scenarios/published/frameworks.py). Products on the H100 and H200 take "
-            f"{accelerator('h100-80gb').sustained} times as long as in a burst: 5 rows of llmfoundry, drawn at random "
-            "(simulator/catalog/accelerators.json, training_sustained). "
+            "Two figures are fitted to rows of this page. Hosts under Megatron launch an operator in "
+            f"{ENTRIES['megatron_deepspeed'].defaults.launch * 1e6:.0f} us: 8 of the rows of vtrain_single, of every "
+            "width and tensor degree one with a microbatch of 1 (strategies/plan/frameworks.json). Products on the "
+            f"H100 and H200 take {accelerator('h100-80gb').sustained} times as long as in a burst: 5 rows of "
+            "llmfoundry, drawn at random (simulator/catalog/accelerators.json, training_sustained). "
             "The rows drawn are in the tables; all others are held out of these figures.",
             "Publishers are not always held out: MooreThreads/SimuMax timed the kernels of simumax_b200 too, and "
             "vTrain the collectives of vtrain_single's machine. The intervals are fitted to all rows.",

@@ -42,6 +42,7 @@ from meshwise.scenarios.console import BAD_INPUT, note, print_table
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.intervals import (
     RISK,
+    UNCHECKED_FAMILY,
     Category,
     build_interval,
     build_uncertainty,
@@ -54,7 +55,7 @@ from meshwise.scenarios.published.row import RESERVED
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
-from meshwise.strategies.plan.framework import UNKNOWN
+from meshwise.strategies.plan.framework import ENTRIES
 
 CALIBRATES = "LLaMA-13B"
 """The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
@@ -286,7 +287,7 @@ def _select_unknown(predictions: Sequence[Prediction]) -> list[Prediction]:
         for row in predictions
         if row.peak_memory
         and row.run.scenario is not None
-        and row.run.scenario.problem.training.framework == UNKNOWN.name
+        and ENTRIES[row.run.scenario.problem.training.framework].family == UNCHECKED_FAMILY
         and CALIBRATES in row.run.group
     ]
 

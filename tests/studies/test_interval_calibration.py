@@ -13,7 +13,7 @@ from meshwise.scenarios.intervals import Category, find_half_width
 from meshwise.scenarios.published.accuracy import Prediction
 from meshwise.scenarios.published.runs import build_run
 
-from ..scenarios.published.test_accuracy import ROW
+from ..scenarios.published.test_accuracy import ROW as BARE_ROW
 from .interval_calibration import (
     Residual,
     find_half_widths,
@@ -26,6 +26,9 @@ from .interval_calibration import (
     network_of,
     source_of,
 )
+
+ROW = BARE_ROW | {"framework": "Megatron-LM"}
+"""A row whose framework is known."""
 
 RUNS = Path(__file__).parents[1] / "scenarios/published/fixtures/published_runs.jsonl"
 

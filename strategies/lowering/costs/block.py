@@ -121,8 +121,14 @@ class BlockWorks:
         # The order matters: recomputed products overlap collectives too, and sums of gradients between products and
         # collectives would keep these apart.
         segments = self.plain_segments(cut, name, run.sequences)
-        reruns_unread = self.conventions.recomputes_unread
-        segments = with_recompute(layout.block, segments, recompute_choice, reruns_unread=reruns_unread)
+        conventions = self.conventions
+        segments = with_recompute(
+            layout.block,
+            segments,
+            recompute_choice,
+            reruns_unread=conventions.recomputes_unread,
+            num_launches=conventions.checkpoint_launches,
+        )
         in_chunks = run.overlap_tensor and layout.block.layer
         if in_chunks or run.hides_gradients:
             segments = with_overlap(layout, segments, in_chunks=in_chunks)

@@ -41,6 +41,8 @@ class BlockTraining(NamedTuple):
         Kinds of operators that run several kernels, as `Training.composed`.
     keeps_quantised
         Whether fp8 copies of weights are kept.
+    scales_apart, loops_experts, waits_in_attention
+        As `meshwise.strategies.plan.framework.Framework` has them.
     """
 
     precision: str = ""
@@ -48,13 +50,24 @@ class BlockTraining(NamedTuple):
     frozen: bool = False
     composed: tuple[str, ...] = ()
     keeps_quantised: bool = True
+    scales_apart: bool = False
+    loops_experts: bool = False
+    waits_in_attention: bool = False
 
     @classmethod
     def of(cls, training: Training) -> "BlockTraining":
         """Return what blocks depend on of a training."""
-        summed = training.gradient_bytes if training.conventions.fused_gradients else 0
-        keeps_quantised = training.conventions.keeps_quantised
-        return cls(training.precision, summed, training.frozen, training.composed, keeps_quantised)
+        conventions = training.conventions
+        return cls(
+            training.precision,
+            training.gradient_bytes if conventions.fused_gradients else 0,
+            training.frozen,
+            training.composed,
+            conventions.keeps_quantised,
+            conventions.scales_apart,
+            conventions.loops_experts,
+            conventions.waits_in_attention,
+        )
 
 
 PLAIN_TRAINING = BlockTraining()
@@ -74,7 +87,8 @@ class BlockLayout:
         input_layouts: Sequence[ShardingSpec] = (),
     ) -> None:
         self.block, self.mesh = block, mesh
-        self.precision, self.gradient_bytes, self.frozen, self.composed, self.keeps_quantised = training
+        self.training = training
+        self.precision, self.gradient_bytes, self.frozen = training.precision, training.gradient_bytes, training.frozen
         self.microbatch = microbatch * mesh.size(EXPERT)  # sequences of an expert group, cut by its axis where whole
         self.shardings = {
             op.name: shardings.get(f"{block.name}.{op.name}", OperatorSharding(op.name, ())) for op in block.operators

@@ -121,9 +121,12 @@ class Liveness:
         if self._is_composed(operator):
             (output,) = operator.outputs
             size = self.produced_size(output)
-            # It keeps the fp32 cast that it squares and multiplies, and the result in the dtype of its weight.
             wide_size = size * ITEMSIZE["fp32"] // ITEMSIZE[self.block.tensor[output].dtype]
-            return {f"{operator.name} in fp32": wide_size, f"{operator.name} scaled": size}
+            wide_result = {f"{operator.name} in fp32": wide_size}
+            # A softmax keeps its result in fp32; a norm the fp32 cast that it squares and multiplies, and the result in
+            # the dtype of its weight.
+            is_softmax = operator.kind is OperatorKind.SOFTMAX
+            return wide_result if is_softmax else wide_result | {f"{operator.name} scaled": size}
         if self.framework.keeps_gates and any(GATES in self.block.tensor[name].dims for name in operator.inputs):
             return {f"{operator.name} gate": self.produced_size(operator.outputs[0])}
         pair_bytes = self.framework.routing_bytes
@@ -135,8 +138,15 @@ class Liveness:
         return {f"{operator.name} maps": pair_bytes * num_pairs}
 
     def _is_composed(self, operator: Operator) -> bool:
-        """Return whether an operator is a norm of root mean squares that is composed of torch's operators."""
-        return RMS_NORM in self.framework.composed and streaming_kind(operator) == RMS_NORM
+        """Return whether an operator is composed of torch's operators and keeps other tensors for it.
+
+        That is a norm of root mean squares, and a softmax whose input is cast to fp32.
+        """
+        kind = streaming_kind(operator)
+        if kind not in self.framework.composed:
+            return False
+        is_wide_softmax = kind == OperatorKind.SOFTMAX and ITEMSIZE[self.block.tensor[operator.outputs[0]].dtype] < 4
+        return kind == RMS_NORM or is_wide_softmax
 
     def _is_exchanged(self, operator: Operator, name: str) -> bool:
         """Return whether a tensor reaches an operator by an all-to-all: as a copy, cut along another dim."""

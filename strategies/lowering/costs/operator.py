@@ -330,7 +330,7 @@ def find_gradient_layout(layout: BlockLayout, name: str, target: ShardingSpec) -
 
 def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> Segment:
     """Return the segment of an operator's own kernels in one direction."""
-    is_quantised = layout.quantises(operator)
+    is_quantised, training = layout.quantises(operator), layout.training
     kernels = Kernels(
         layout.block,
         operator,
@@ -340,11 +340,14 @@ def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> 
         layout.gradient_bytes,
         layout.frozen,
         operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]),
-        is_quantised and not layout.keeps_quantised,
-        streaming_kind(operator) in layout.composed,
+        is_quantised and not training.keeps_quantised,
+        streaming_kind(operator) in training.composed,
+        is_quantised and training.scales_apart,
     )
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
-    return Segment(kind, operator.name, kernels, _count_launches(layout, operator) + is_quantised)
+    waits = operator.kind is OperatorKind.ATTENTION and direction is Pass.FORWARD and training.waits_in_attention
+    num_launches = _count_launches(layout, operator) + is_quantised + waits
+    return Segment(kind, operator.name, kernels, num_launches, host_waits=int(waits))
 
 
 def _has_operator_cut(sharding: OperatorSharding) -> bool:
@@ -354,8 +357,12 @@ def _has_operator_cut(sharding: OperatorSharding) -> bool:
 
 def _count_launches(layout: BlockLayout, operator: Operator) -> int:
     """Return how often the host starts kernels for an operator, or for its backward."""
+    if operator.kind is OperatorKind.GROUPED_MATMUL and layout.training.loops_experts:
+        return layout.local_sizes(operator).get(EXPERTS, 1)
     if operator.kind is not OperatorKind.SOFTMAX:
         return 1
+    if operator.kind in layout.training.composed:
+        return EAGER_SOFTMAX_LAUNCHES
     tokens = (SEQUENCE, operator.dims[-1][0])
     num_squares = prod(size for dim, size in layout.local_sizes(operator).items() if dim not in tokens)
     return 1 if num_squares % FUSED_SQUARES == 0 else EAGER_SOFTMAX_LAUNCHES

@@ -75,11 +75,17 @@ def find_backward_sources(block: Block) -> frozenset[str]:
 
 
 def with_recompute(
-    block: Block, segments: BlockSegments, recompute_choice: LayerRecompute, *, reruns_unread: bool = True
+    block: Block,
+    segments: BlockSegments,
+    recompute_choice: LayerRecompute,
+    *,
+    reruns_unread: bool = True,
+    num_launches: int = 0,
 ) -> BlockSegments:
     """Return the segments of a block with the recomputed part of forward before backward.
 
-    ``reruns_unread`` says that operators whose results backward does not read run again too.
+    ``reruns_unread`` says that operators whose results backward does not read run again too; ``num_launches`` is how
+    many launches it takes a host to keep and set back the random state of a region.
     """
     operators = find_recomputed_operators(block, recompute_choice)
     if not operators:
@@ -110,7 +116,7 @@ def with_recompute(
     # Operators given by name are checkpointed one by one, others as one region.
     num_regions = len(operators) if isinstance(recompute_choice, SomeOperators) else 1
     checkpoints = Checkpoints(num_regions, len(names))
-    kept_inputs = Segment(TaskKind.RECOMPUTE, "kept inputs", checkpoints, 0, is_optional=True)
+    kept_inputs = Segment(TaskKind.RECOMPUTE, "kept inputs", checkpoints, num_regions * num_launches, is_optional=True)
     return BlockSegments(segments.forward, (kept_inputs, *repeated_segments, *segments.backward))
 
 

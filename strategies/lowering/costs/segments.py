@@ -46,6 +46,8 @@ class Kernels:
         Whether a product casts its weight to fp8, of which no copy is kept.
     is_composed
         Whether it runs the several kernels of `meshwise.simulator.machine.composition`.
+    scales_apart
+        Whether a cast to fp8 is three kernels.
     """
 
     block: Block
@@ -58,6 +60,7 @@ class Kernels:
     is_distributed: bool = False
     casts_weight: bool = False
     is_composed: bool = False
+    scales_apart: bool = False
 
 
 class Streaming(NamedTuple):
@@ -125,6 +128,8 @@ class Segment(NamedTuple):
         What a segment computes or moves in memory; ``None`` for collectives, and for a pass with nothing to do.
     num_launches
         How often the host starts kernels for it: once for an operator, whose backward is one node of autograd.
+    host_waits
+        How often the host waits for the device before it starts them; the device then stands still for a launch.
     size
         Bytes of a collective.
     portion
@@ -143,6 +148,7 @@ class Segment(NamedTuple):
     label: str
     work: Kernels | Streaming | Checkpoints | None = None
     num_launches: int = 1
+    host_waits: int = 0
     collective: Collective | None = None
     size: float = 0.0
     axis: str = TENSOR

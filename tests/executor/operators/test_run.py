@@ -78,7 +78,7 @@ def ranked():
 
 SCENARIO = """
 model: {graph: graph.json}
-training: {global_batch: 8, sequence: 1, precision: fp32, framework: torch}
+training: {global_batch: 8, sequence: 1, precision: fp32, framework: execute}
 cluster: {preset: local-cpu, nodes: 1, devices_per_node: 2}
 """
 

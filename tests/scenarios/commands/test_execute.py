@@ -66,7 +66,7 @@ def test_doctor_knows_torch(capsys) -> None:
 
 def test_a_run_is_predicted_by_the_conventions_of_what_runs_it(tmp_path: Path, capsys) -> None:
     # as `search --for execute` prices it, whose winner this runs; Megatron-LM, which is assumed elsewhere, keeps less
-    text = find_scenario("local/dp2").read_text().replace("  framework: torch\n", "")
+    text = find_scenario("local/dp2").read_text().replace("  framework: execute\n", "")
     path = tmp_path / "one.yaml"
     path.write_text(text.replace("devices_per_node: 2", "devices_per_node: 1").replace("data: 2", "data: 1"))
     scenario = load(path)

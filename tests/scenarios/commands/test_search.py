@@ -9,6 +9,7 @@ import pytest
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.scenario import FRAMEWORK_OF
+from meshwise.strategies.plan.framework import ENTRIES
 
 SCENARIO = """
 name: small
@@ -75,7 +76,7 @@ def test_people_are_told_whose_words_and_whose_prices(capsys: pytest.CaptureFixt
     assert run(["search", scenario(), "--for", "execute"]) == 0
     out = capsys.readouterr().out
     assert "what the executor can run" in " ".join(out.split())
-    assert "torch, for which the plan is" in out
+    assert "execute, for which the plan is" in out
     assert run(["search", scenario()]) == 0
     assert "megatron, which is assumed: the scenario names no framework" in capsys.readouterr().out
     assert run(["search", scenario("torch")]) == 0
@@ -114,7 +115,11 @@ def test_a_plan_for_a_trainer_fits_by_the_conventions_of_that_trainer() -> None:
     scenario = load("llama3-70b-64-h100")
     assert scenario.framework is None
     assert scenario.for_target("torchtitan").problem.training.framework == "torchtitan"
-    assert scenario.for_target("execute").problem.training.framework == "torch"
+    assert scenario.for_target("execute").problem.training.framework == "execute"
+    # torchtitan runs torch's operators one by one unless the scenario says otherwise
+    fused = replace(scenario, kernels="fused")
+    composed = [each.for_target("torchtitan").problem.training.composed for each in (scenario, fused)]
+    assert composed == [ENTRIES["torchtitan"].defaults.composed, ()]
     assert scenario.for_target("deepspeed").problem == scenario.problem  # whose conventions are not known
     stated = replace(scenario, framework="megatron")
     assert stated.for_target("torchtitan").problem == stated.problem

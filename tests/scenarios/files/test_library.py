@@ -7,9 +7,9 @@ import pytest
 from meshwise import load
 from meshwise.scenarios.files import library
 from meshwise.scenarios.files.errors import ScenarioError
-from meshwise.scenarios.published.frameworks import EAGER_LAUNCH
 from meshwise.scenarios.published.runs import build_run
 from meshwise.simulator.machine.cluster import Cluster
+from meshwise.strategies.plan.framework import ENTRIES
 
 NAMES = library.list_names()
 
@@ -82,9 +82,9 @@ def test_a_published_row_and_its_scenario_are_the_same_problem_and_plan() -> Non
     assert run.skipped == ""
     assert run.scenario is not None
     assert run.scenario.plan == scenario.plan
-    # a row's hosts launch as eager frameworks do; those of a preset launch as fast as devices run
+    # a row's hosts launch as its framework does; those of a preset launch as fast as devices run
     ((node, count),) = run.scenario.problem.cluster.nodes
-    assert node.host.launch == EAGER_LAUNCH
+    assert node.host.launch == ENTRIES[scenario.problem.training.framework].defaults.launch > 0
     cluster = replace(
         run.scenario.problem.cluster, nodes=((replace(node, host=replace(node.host, launch=0.0)), count),)
     )

@@ -95,11 +95,15 @@ def test_techniques() -> None:
         ("Megatron-LM (mcore, 2024-07)", "megatron_plain_loss"),
         ("Megatron-LM 23e00ed0 + TE 2.5", "megatron_plain_loss"),
         ("NeMo", "nemo"),
-        ("torchtitan", "torch"),
+        ("torchtitan", "torchtitan"),
     ],
 )
 def test_products_of_megatron_from_before_2022_neither_add_nor_sum_gradients(framework: str, expected: str) -> None:
     assert scenario({"framework": framework}).problem.training.framework == expected
+
+
+COMPOSED = ("rms_norm", "rotary", "gated_activation", "softmax")
+"""Kinds of operators of which torch runs several kernels."""
 
 
 @pytest.mark.parametrize(
@@ -120,8 +124,10 @@ def test_what_megatron_fuses_is_read_from_the_notes(note: str, expected: str) ->
     [
         ({"gradient_precision": "bf16"}, {"gradient_precision": "same"}),
         ({"gradient_precision": "fp32"}, {"gradient_precision": "fp32"}),
-        ({"norm_kernel": "eager", "framework": "PyTorch"}, {"composed": ("rms_norm", "rotary", "gated_activation")}),
-        ({"norm_kernel": "fused", "framework": "PyTorch"}, {"composed": ("rotary", "gated_activation")}),
+        ({"norm_kernel": "eager", "framework": "PyTorch"}, {"composed": COMPOSED}),
+        ({"norm_kernel": "fused", "framework": "PyTorch"}, {"composed": COMPOSED[1:]}),
+        ({"attention_kernel": "unfused, fused softmax", "framework": "PyTorch"}, {"composed": COMPOSED[:3]}),
+        ({"attention_kernel": "unfused, torch softmax", "framework": "NeMo"}, {"composed": COMPOSED[3:]}),
         ({"norm_kernel": "eager", "framework": "PyTorch", "compiled": True}, {"composed": ("rms_norm",)}),
         ({"framework": "Megatron-LM", "norm_kernel": "fused"}, {"composed": ()}),
         ({"loss": "gathered"}, {"gathers_logits": True}),

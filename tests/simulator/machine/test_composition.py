@@ -10,12 +10,14 @@ from meshwise.simulator.machine.composition import list_kernel_bytes
 from meshwise.simulator.machine.compute import Pass, composed_time
 from meshwise.simulator.models.layers import norm
 from meshwise.simulator.models.model import BlockBuilder
+from meshwise.simulator.operator_graph import OperatorKind
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 ROWS, WIDTH, TOKENS = 64, 256, 32
+ABOVE_DIAGONAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
 LEAST_SHARE = 0.1
 """Share of the elements below which a kernel handles one number a row, or a weight."""
 VIEWS = {"alias", "chunk", "detach", "expand", "slice", "split", "unsqueeze", "view"}
@@ -29,6 +31,9 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.elements, self.sizes = elements, list[float]()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.masked_fill.Scalar:  # by torch a copy that is filled in place
+            with self:
+                return args[0].clone().masked_fill_(*args[1:])
         result = function(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
         if function.__name__.partition(".")[0] not in VIEWS:
@@ -55,17 +60,22 @@ def gate(x: Any, up: Any) -> Any:
     return torch.nn.functional.silu(x) * up
 
 
+def softmax(x: Any, mask: Any) -> Any:
+    return torch.softmax(x.to(torch.float32).masked_fill_(mask, -10000.0), -1).to(x.dtype)
+
+
 def draw(*shape: int, dtype: Any) -> Any:
     return torch.randn(*shape).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("kind", [RMS_NORM, ROTARY, GATED_ACTIVATION])
+@pytest.mark.parametrize("kind", [RMS_NORM, ROTARY, GATED_ACTIVATION, OperatorKind.SOFTMAX])
 def test_kernels_are_those_that_torch_dispatches(kind: str, dtype: Any) -> None:
     cases: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         RMS_NORM: (rms_norm, (draw(ROWS, WIDTH, dtype=dtype), draw(WIDTH, dtype=dtype).requires_grad_())),
         ROTARY: (rotary, (draw(ROWS, TOKENS, WIDTH, dtype=dtype), *draw(2, TOKENS, WIDTH, dtype=dtype))),
         GATED_ACTIVATION: (gate, (draw(ROWS, WIDTH, dtype=dtype), draw(ROWS, WIDTH, dtype=dtype).requires_grad_())),
+        OperatorKind.SOFTMAX: (softmax, (draw(ROWS, TOKENS, TOKENS, dtype=dtype).requires_grad_() + 0, ABOVE_DIAGONAL)),
     }
     function, arguments = cases[kind]
     x = arguments[0].requires_grad_()

@@ -56,6 +56,21 @@ def along(operator: str, dim: str, kept: str = "") -> OperatorSharding:
     return OperatorSharding(operator, ((dim, ("tensor",)),), keeps)
 
 
+def test_a_softmax_of_torch_keeps_its_result_in_fp32_beside_the_narrow_one() -> None:
+    # scores of 1 x 4 x 4 in bf16: 32 bytes; torch's softmax is in fp32, 64 bytes, and the product reads 32 bytes
+    for dtype, wide_bytes in (("bf16", 64), ("fp32", 0)):
+        builder = BlockBuilder(dtype, SIZES | {"key": 4})
+        scores, weights = (builder.add_tensor(name, "batch sequence key") for name in ("scores", "weights"))
+        softmax, dims = OperatorKind.SOFTMAX, "batch sequence key"
+        builder.add_operator("softmax", softmax, dims, (scores,), (weights,), saved=(weights,))
+        block = builder.build_block("block", (scores,), (weights,), layer=True)
+        (operator,) = block.operators
+        fused, composed = live(block, TORCH), live(block, replace(TORCH, composed=(softmax,)))
+        assert fused.list_saved(operator) == ("weights",) and fused.list_unnamed(operator) == {}
+        assert composed.list_unnamed(operator) == ({"softmax in fp32": wide_bytes} if wide_bytes else {})
+        assert composed.list_saved(operator) == (() if wide_bytes else ("weights",))
+
+
 def of(found: Liveness) -> Moments:
     return compute_moments(found, Recompute.NONE)
 

@@ -450,3 +450,12 @@ def test_a_framework_takes_time_for_every_region_and_two_launches_an_operator(
     found, bare = (RankClock(RankProfile(each, 0.0, {})) for each in (slow, replace(slow, recompute_launch=0.0)))
     assert found.time_segments([first]) == ((first, to_ticks(regions * region + operators * 2 * launch)),)
     assert bare.time_segments([first]) == ()
+
+
+def test_a_host_keeps_and_sets_back_the_random_state_of_every_region() -> None:
+    # 2 launches for each of 3 regions: the device takes no time, the host does where it launches kernels at all
+    first = with_recompute(layer(), STEPS, SomeOperators(("up", "act", "down")), num_launches=2).backward[0]
+    assert (first.label, first.num_launches) == ("kept inputs", 6)
+    device = Accelerator("slow", (("bf16", 1e12),), 1e9, 1e12)
+    assert RankClock(RankProfile(device, 1e-6, {})).time_segments([first]) == ((first, 0),)
+    assert RankClock(RankProfile(device, 0.0, {})).time_segments([first]) == ()
