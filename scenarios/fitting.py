@@ -8,7 +8,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from meshwise.scenarios.intervals import RISK, caches_blocks, estimate_problem_risk, find_uncertainty, with_margin
+from meshwise.scenarios.intervals import RISK, caches_blocks, find_uncertainty, with_margin
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.units import format_size
@@ -158,7 +159,7 @@ def _build_relief_document(relief: Relief) -> dict[str, Any]:
         "plan": relief.plan.describe(),
         "step_time": relief.step_time,
         "peak_memory": relief.peak_memory,
-        "out_of_memory": estimate_problem_risk(relief.problem, relief.peak_memory),
+        "out_of_memory": forecast_plan(relief.problem, relief.plan).out_of_memory,
         "devices": relief.devices,
         "device_seconds": relief.cost,
         "machine": relief.changes_machine,

@@ -35,7 +35,7 @@ from meshwise.scenarios.console import (
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.fitting import proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.intervals import estimate_problem_risk
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.units import format_time
 from meshwise.strategies.search.algorithms import list_installed
@@ -133,7 +133,7 @@ class _Row(NamedTuple):
 def _build_row(result: SearchResult, problem: "Problem") -> _Row:
     best = result.best
     time = best.evaluation.step_time if best else None
-    risk = estimate_problem_risk(problem, best.evaluation.peak_memory) if best else None
+    risk = forecast_plan(problem, best.plan).out_of_memory if best else None
     plan = best.plan.describe() if best else ""
     return _Row(result.algorithm, time, risk, result.gap, result.evaluations, result.wall_time, result.end, plan)
 

@@ -15,9 +15,9 @@ from meshwise.scenarios.files.reader import read_document
 from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.interchange.facts import TrainerRequest
 from meshwise.scenarios.interchange.targets import TARGETS as TRAINERS
-from meshwise.scenarios.intervals import estimate_problem_risk
 from meshwise.scenarios.launches import Launch
 from meshwise.scenarios.loader import load
+from meshwise.scenarios.memory_forecast import forecast_memory
 from meshwise.scenarios.scenario import FRAMEWORK_OF
 from meshwise.simulator.units import format_count, format_size
 from meshwise.strategies.cost_model import SimulatedCost
@@ -106,10 +106,10 @@ def _describe_memory(value: "Scenario", trainer: str) -> str:
 
     problem, plan = value.to_target_problem(trainer), value.choose_plan()
     costs = SimulatedCost(problem)
-    peak = costs.peak_memory(plan)
-    verb = "fits" if costs.fits(plan) else "does not fit"
+    peak, forecast = costs.peak_memory(plan), forecast_memory(costs, plan)
+    verb = "fits" if forecast.fits else "does not fit"
     conventions = "its conventions" if value.framework is None else f"the conventions of {value.framework}"
-    risk = format_risk(estimate_problem_risk(problem, peak))
+    risk = format_risk(forecast.out_of_memory)
     return f"the plan {verb} in {trainer}: {format_size(peak)} by {conventions}, {risk}"
 
 

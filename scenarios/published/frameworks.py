@@ -84,6 +84,8 @@ def memory_conventions(row: Row) -> str:
     """Return the conventions of a row's framework: a name in `meshwise.strategies.plan.framework.FRAMEWORKS`."""
     entry = find_entry(row)
     name = _find_megatron_loss(row) if entry.name in ("megatron", "megatron_core") else entry.name
+    if entry.family == "torch" and row.choose_word("loss", ("sharded", "gathered", "compiled")) == "compiled":
+        name = "torch_compiled_loss"
     if row.text("framework") != name:
         row.assume(f"priced by the conventions of {name} (framework {row.text('framework')[:40]!r})")
     return name

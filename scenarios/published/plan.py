@@ -18,7 +18,7 @@ from meshwise.scenarios.published.frameworks import (
     selects_products,
     zero_stage,
 )
-from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
+from meshwise.scenarios.published.recompute import keeps_every_second_product, keeps_products, read_recompute
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.published.words import read_attention, read_offload, read_schedule
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
@@ -258,6 +258,13 @@ def read_layout(row: Row, problem: Problem, degrees: Degrees, batch: Batch) -> L
 
 def _read_recompute(row: Row, graph: OperatorGraph, layers: int) -> Recomputation:
     """Return the recompute choice of a row, nothing where it states none; ``layers`` are those of a stage."""
+    if keeps_products(row):
+        blocks = [block for block in graph.blocks if block.layer]
+        operators = dict.fromkeys(
+            operator.name for block in blocks for operator in block.operators if operator.kind not in PRODUCTS
+        )
+        row.assume(f"recompute of {' + '.join(operators)}: the results of products are kept")
+        return SomeOperators(tuple(operators))
     if not (keeps_every_second_product(row) or selects_products(row)):
         return read_recompute(row, layers) or Recompute.NONE
     layer_names = (list_unkept_operators(block) for block in graph.blocks if block.layer)

@@ -45,6 +45,18 @@ def keeps_every_second_product(row: Row) -> bool:
     return any("every_second_product" in find_words(field, text) for field, text in texts.items())
 
 
+def keeps_products(row: Row) -> bool:
+    """Return whether a row keeps the results of all products with weights, and computes all else of a layer again.
+
+    That is the policy ``minimal`` of MaxText (``layers/decoders.py``, get_remat_policy), which is
+    ``checkpoint_dots_with_no_batch_dims`` of jax.
+    """
+    texts = {"recompute": row.text("recompute"), "recompute_detail": _read_detail(row)}
+    return row.read_word("recompute") not in ("none", "full") and any(
+        "all_but_products" in find_words(field, text) for field, text in texts.items()
+    )
+
+
 def _read_detail(row: Row) -> str:
     value = row.fields.get("recompute_detail")
     return json.dumps(value)[:1000].lower() if isinstance(value, dict | list) else row.text("recompute_detail")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from meshwise.scenarios.published.estimates import fits
 from meshwise.scenarios.published.frameworks import selects_products
 from meshwise.scenarios.published.plan import LEVELS, Batch, find_recomputation, list_microbatches
-from meshwise.scenarios.published.recompute import keeps_every_second_product, read_recompute
+from meshwise.scenarios.published.recompute import keeps_every_second_product, keeps_products, read_recompute
 from meshwise.scenarios.published.row import Row
 from meshwise.scenarios.published.vocabulary.reading import find_words
 from meshwise.simulator.models.model import Model
@@ -93,7 +93,8 @@ def name_sweep(row: Row) -> SweepKey:
 
 def list_openings(row: Row, layout: Layout, batch: Batch) -> Openings:
     """Return what a row leaves open."""
-    recompute = not (keeps_every_second_product(row) or selects_products(row)) and read_recompute(row, 1) is None
+    is_by_operator = keeps_every_second_product(row) or keeps_products(row) or selects_products(row)
+    recompute = not is_by_operator and read_recompute(row, 1) is None
     return Openings(recompute, _leaves_zero_open(row) and layout.data > 1, list_microbatches(layout, batch))
 
 

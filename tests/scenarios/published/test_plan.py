@@ -54,7 +54,8 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"recompute": None}, {"recompute": Recompute.NONE}),  # it fits
         ({"dp_overlap": "off"}, {"overlap_gradients": False}),
         ({"sequence_parallel": False}, {"sequence_parallel": False}),
-        ({"tp_overlap": None}, {"overlap_tensor": False}),
+        ({"tp_overlap": None}, {"overlap_tensor": True}),  # as NeMo's recipes
+        ({"tp_overlap": None, "framework": "Megatron-LM"}, {"overlap_tensor": False}),
         ({"tp_overlap": "off"}, {"overlap_tensor": False}),
         ({"tp_overlap": "--tp-comm-overlap"}, {"sequence_parallel": True, "overlap_tensor": True}),
         ({"tp_overlap": "--tp-comm-overlap", "sequence_parallel": False}, {"overlap_tensor": False}),
@@ -121,6 +122,24 @@ def test_little_is_recomputed_where_nothing_else_fits() -> None:
 def test_every_second_product_is_kept(model: dict[str, Any], operators: str) -> None:
     stated = {"recompute": "selective", "recompute_detail": "per-op SAC", "framework": "torchtitan", "tp": 1, "dp": 8}
     assert plan(stated | model).recompute == SomeOperators(tuple(operators.split()))
+
+
+@pytest.mark.parametrize("words", ["selective (minimal: save matmul outputs)", "minimal", "dots"])
+def test_products_are_kept_and_all_else_runs_again(words: str) -> None:
+    # of a layer: norm, rotary, attention, residual, norm, activation, residual; not qkv, projection, up and down
+    operators = [
+        "input_norm",
+        "rotary",
+        "attention",
+        "attention_residual",
+        "feed_forward_norm",
+        "activation",
+        "feed_forward_residual",
+    ]
+    assert plan({"recompute": words, "framework": "MaxText", "arch": "llama"}).recompute == SomeOperators(
+        tuple(operators)
+    )
+    assert plan({"recompute": "full", "recompute_detail": "remat_policy=minimal"}).recompute is Recompute.FULL
 
 
 @pytest.mark.parametrize(
