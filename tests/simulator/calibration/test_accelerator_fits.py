@@ -21,6 +21,7 @@ from meshwise.simulator.calibration.kernels import FusedAttention, Kernel, Produ
 from meshwise.simulator.calibration.least_squares import fit_parameters
 from meshwise.simulator.calibration.parameters import Parameter, exponential_head_dim, with_attention, with_matmul
 from meshwise.simulator.catalog import accelerator, data_sheet_accelerator
+from meshwise.simulator.catalog.records import read_record
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.machine.kernels import AttentionShape, Matmul
@@ -247,7 +248,6 @@ def test_what_ships_predicts_the_sample() -> None:
     for name in ("a100-80gb", "h100-80gb"):
         products = [each for each in used if each.device == name and each.family == "matmul forward"]
         # a loop of one product sinks the clock less than a training step does
-        factor = find_sustained_factors(used)[name].factor
-        device = replace(accelerator(name), sustained=factor)
+        device = replace(accelerator(name), sustained=read_record("accelerators", name).figures["sustained"])
         found = measure_errors(device, [each for each in products if each.publisher != "eth-easl/sailor"])
         assert found is not None and found.rows > 45 and found.mean < 0.11
