@@ -230,7 +230,8 @@ def _guess_device(row: Row, memory: float) -> Device:
         row.assume(f"accelerator as that of {preset}, the nearest by memory: its name {NOT_UNDERSTOOD}")
         return Device(preset)
     row.assume(
-        f"accelerator {name}: as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used"
+        f"accelerator as that of {preset} at {peak / preset_peak:.2f} of its speed, from peak_tflops_used: its name "
+        f"{name} {NOT_UNDERSTOOD}"
     )
     return Device(preset, name, peak, memory)
 
