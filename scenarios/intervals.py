@@ -71,32 +71,37 @@ def find_category(cluster: Cluster, assumptions: Sequence[str]) -> Category:
 def step_time_interval(step_time: float, run_category: Category, calibration: RunCalibration | None = None) -> Interval:
     """Return the interval, in seconds around a predicted step time, that contains 90 % of the runs of a category.
 
-    On a machine that was fitted to measured steps of its own it is as wide as that ``calibration`` says.
+    It holds for publishers that had no part in the fit, and its ends lie apart unevenly, as errors do: predictions are
+    too fast more often than too slow. On a machine that was fitted to measured steps of its own it is as wide as that
+    ``calibration`` says.
     """
     if calibration is not None:
         return build_interval(step_time, calibration.find_half_width(_load_figures()["coverage"]))
-    widths = {name: fit["half_width"] for name, fit in _load_figures()["step_time"].items()}
-    return build_interval(step_time, find_half_width(widths, run_category))
+    is_known = run_category not in (Category.UNKNOWN, Category.UNREAD)
+    return _apply_ends(step_time, _load_figures()["step_time_ends"]["known" if is_known else "unknown"])
 
 
-def peak_memory_interval(peak: float) -> Interval:
-    """Return the interval, in bytes around a predicted peak, that contains 90 % of measured peaks.
+def peak_memory_interval(peak: float, framework: str = UNKNOWN.name) -> Interval:
+    """Return the interval, in bytes around a predicted peak, that contains 90 % of the peaks measured of a framework.
 
-    A measured peak is the allocator's count of bytes of tensors. The interval is fitted to the runs of
-    `describe_peak_runs`; errors on other machines and trainers are larger.
+    ``peak`` and the measured peak are of one kind: allocated, reserved or of the device.
     """
-    return build_interval(peak, _load_figures()["peak_memory"]["half_width"])
+    return _apply_ends(peak, _find_peak_ends(framework))
 
 
-PEAK_RUNS = {"simumax_b200": "on B200 with Megatron-LM"}
-"""Machine and trainer in words, by publisher of the peaks that the interval is fitted to."""
+def _find_peak_ends(framework: str) -> dict[str, Any]:
+    ends: dict[str, dict[str, Any]] = _load_figures()["peak_memory_ends"]
+    return ends.get(ENTRIES[framework].family, ends["all"])
 
 
-def describe_peak_runs() -> str:
-    """Return in words how many runs `peak_memory_interval` is fitted to, on which machine and with which trainer."""
-    fit = _load_figures()["peak_memory"]
-    sources = " and ".join(PEAK_RUNS.get(name, f"of {name}") for name in fit["sources"])
-    return f"{format_count(fit['rows'], 'run')} {sources}"
+def _apply_ends(value: float, ends: Mapping[str, Any]) -> Interval:
+    return value * exp(ends["low"]), value * exp(ends["high"])
+
+
+def describe_peak_runs(framework: str = UNKNOWN.name) -> str:
+    """Return in words how many runs, of how many publishers, `peak_memory_interval` is fitted to."""
+    ends = _find_peak_ends(framework)
+    return f"{format_count(ends['rows'], 'run')} of {format_count(len(ends['publishers']), 'publisher')}"
 
 
 RISK = 0.05

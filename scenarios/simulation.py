@@ -126,7 +126,7 @@ class Simulation:
             "exposed_communication": dict(self.exposed_communication),
             "links": list(map(asdict, self.links)),
             "bottleneck": asdict(self.bottleneck) if self.bottleneck else None,
-            "peak_memory_interval_runs": describe_peak_runs(),
+            "peak_memory_interval_runs": describe_peak_runs(self.problem.training.framework),
             "assumptions": list(self.assumptions),
         }
         return scalars | goodput | tables
@@ -211,7 +211,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
         memory_capacity=min(device.memory for device in problem.cluster.accelerators),
         memory_usable=min(problem.usable_memory(device) for device in problem.cluster.accelerators),
         step_time_interval=interval,
-        peak_memory_interval=peak_memory_interval(timeline.peak_memory),
+        peak_memory_interval=peak_memory_interval(timeline.peak_memory, training.framework),
         out_of_memory=forecast.out_of_memory,
         peak_reserved=forecast.reserved,
         peak_device=forecast.device,

@@ -25,9 +25,11 @@ from meshwise.scenarios.published.accuracy import (
     list_points,
     load_runs,
     predict_all,
+    select_split,
     summarize,
     to_csv,
 )
+from meshwise.scenarios.published.vocabulary.publishers import Split, list_publishers
 from meshwise.simulator.machine.factors import RunCalibration
 
 
@@ -45,6 +47,9 @@ def accuracy(
     ] = None,
     plots: Annotated[str | None, typer.Option(help="Folder for pictures by source, size and technique (.png).")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows with words that are not understood.")] = False,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Predict the runs of publishers that are kept for the last judgement alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare predictions with measured runs or collectives; what cannot be predicted is listed with its reason."""
@@ -56,7 +61,13 @@ def accuracy(
         return
     check_output(picture, (".png", ".svg"))
     place = make_folder(plots) if plots is not None else None
-    runs = load_runs(path, strict=strict)
+    all_runs = load_runs(path, strict=strict)
+    runs = select_split(all_runs, judge=judge)
+    if not runs:
+        met = f"none of them in {len(all_runs)} runs" if judge else f"{len(all_runs)} runs of them alone"
+        raise ValueError(f"{path}: runs of {_list_judges()} are predicted with --judge, and no others; met {met}")
+    if len(runs) < len(all_runs) and not judge:
+        note(f"{len(all_runs) - len(runs)} runs of {_list_judges()} are kept for --judge")
     if cluster is not None:
         calibration = _load_calibration(cluster)
         runs = tuple(move_run(run, calibration) for run in runs)
@@ -107,6 +118,11 @@ def _judge_collectives(path: str, out: str | None, as_json: bool) -> None:
 
 _SHOWN = 10
 """Assumptions and skipped lines that are printed; --json and --out have all."""
+
+
+def _list_judges() -> str:
+    publishers = list_publishers().values()
+    return ", ".join(sorted({publisher.name for publisher in publishers if publisher.split is Split.JUDGE}))
 
 
 def _load_calibration(path: str) -> RunCalibration:

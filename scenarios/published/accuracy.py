@@ -29,6 +29,7 @@ from meshwise.scenarios.published.estimates import (
 )
 from meshwise.scenarios.published.row import ALLOCATED_LAST, DEVICE, GIB, RESERVED
 from meshwise.scenarios.published.runs import GROUP, Run, read_runs
+from meshwise.scenarios.published.vocabulary.publishers import Split, find_publisher
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import accelerator, accelerator_names, cluster_names, sources
@@ -90,11 +91,18 @@ class Prediction:
     def peak_memory_interval(self) -> Interval | None:
         """The 90 % interval of the peak memory, in bytes."""
         peak = self.measured_kind_peak
-        return None if peak is None else peak_memory_interval(peak)
+        if peak is None or self.run.scenario is None:
+            return None
+        return peak_memory_interval(peak, self.run.scenario.problem.training.framework)
 
 
 def _relative_error(predicted: float | None, measured: float | None) -> float | None:
     return (predicted - measured) / measured if predicted and measured else None
+
+
+def select_split(runs: Sequence[Run], *, judge: bool) -> tuple[Run, ...]:
+    """Return the runs of publishers that are kept for the last judgement, or those of all others."""
+    return tuple(run for run in runs if (find_publisher(run.source).split is Split.JUDGE) == judge)
 
 
 def load_runs(path: str | Path, *, strict: bool = False) -> tuple[Run, ...]:
@@ -188,6 +196,7 @@ COLUMNS = (
     "step_time_high_s",
     "peak_memory_low_gib",
     "peak_memory_high_gib",
+    "publisher",
 )
 
 
@@ -212,6 +221,7 @@ def to_csv(predictions: Sequence[Prediction]) -> str:
                 "; ".join(notes),
                 *(_format_cell(end) for end in row.step_time_interval or (None, None)),
                 *(_format_cell(end, GIB) for end in row.peak_memory_interval or (None, None)),
+                find_publisher(row.run.source).name,
             ]
         )
     return text.getvalue()

@@ -37,6 +37,8 @@ class Run:
         What ``peak_memory`` is: one of `MEMORY_KINDS`.
     reserved_memory
         Peak bytes that the allocator reserved, where ``peak_memory`` is what it allocated to tensors.
+    tier
+        How complete the row is: A, B or C; empty where it does not say.
     """
 
     row_id: str
@@ -50,6 +52,7 @@ class Run:
     assumed: tuple[str, ...] = ()
     memory_kind: str = ALLOCATED
     reserved_memory: float | None = None
+    tier: str = ""
 
     __repr__ = brief_repr()
 
@@ -193,6 +196,7 @@ def _draft_run(fields: Mapping[str, Any], place: str) -> _RunDraft:
         status=status,
         memory_kind=kind,
         reserved_memory=reserved,
+        tier=row.text("tier")[:1].upper(),
     )
     sweep = name_sweep(row)
     try:

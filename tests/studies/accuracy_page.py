@@ -23,6 +23,7 @@ from meshwise.scenarios.published.accuracy import (
     draw_pictures,
     load_runs,
     predict_all,
+    select_split,
     size_classes,
     summarize,
 )
@@ -351,7 +352,10 @@ def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
 def write_page(rows: str, place: str, progress: Callable[[str], None]) -> None:
     """Write the page and its pictures into the folder ``place``, from the runs in the file ``rows``."""
     target = make_folder(place)
-    predictions = predict_all(load_runs(rows), lambda num_done, num_runs: progress(f"{num_done} of {num_runs} runs"))
+    predictions = predict_all(
+        select_split(load_runs(rows), judge=False),
+        lambda num_done, num_runs: progress(f"{num_done} of {num_runs} runs"),
+    )
     text = format_page(predictions)
     draw_pictures(predictions, target)
     draw_left_out(predictions, target / "intervals.png")

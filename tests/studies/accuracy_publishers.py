@@ -16,7 +16,7 @@ from typing import Any
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
-from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all, summarize
+from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all, select_split, summarize
 
 TITLE = "Predicted against measured, by publisher"
 PAGE, DATA = "publishers.md", "publishers.json"
@@ -289,7 +289,10 @@ def main(arguments: Sequence[str]) -> int:
         rows, place = arguments
         target = make_folder(place)
         result = summarize_publishers(
-            predict_all(load_runs(rows), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+            predict_all(
+                select_split(load_runs(rows), judge=False),
+                lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"),
+            )
         )
         write(target / DATA, json.dumps(result | {"all": _drop_skipped(result["all"])}, indent=1) + "\n")
         write(target / PAGE, format_page(result))

@@ -32,7 +32,7 @@ from meshwise.scenarios.files.results import write
 from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior
 from meshwise.scenarios.machine_fit.run_fit import measure_step
 from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
-from meshwise.scenarios.published.accuracy import load_runs
+from meshwise.scenarios.published.accuracy import load_runs, select_split
 from meshwise.scenarios.published.runs import Run
 from meshwise.simulator.machine.factors import FACTORS
 from meshwise.simulator.program import pause_collection
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     ticker = Ticker()
     try:
-        runs = [run for run in load_runs(names[0]) if run.source not in left_out]
+        runs = [run for run in select_split(load_runs(names[0]), judge=False) if run.source not in left_out]
         steps = measure_steps(runs, lambda done, total: ticker(f"{done} of {total} runs"))
         document = build_document(steps, datetime.date.today().isoformat())
         rows = [(name, *(f"{value:+.3f}" for value in pair.values())) for name, pair in document["factors"].items()]

@@ -19,7 +19,7 @@ from meshwise.scenarios.console import BAD_INPUT, Ticker, note, print_table
 from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior, load_prior
 from meshwise.scenarios.machine_fit.run_fit import find_spread
 from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
-from meshwise.scenarios.published.accuracy import load_runs
+from meshwise.scenarios.published.accuracy import load_runs, select_split
 
 from .factor_priors import StepsByPublisher, fit_priors, measure_steps, split_arguments
 
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     ticker = Ticker()
     try:
-        runs = [run for run in load_runs(names[0]) if run.source not in left_out]
+        runs = [run for run in select_split(load_runs(names[0]), judge=False) if run.source not in left_out]
         steps = measure_steps(runs, lambda done, total: ticker(f"{done} of {total} runs"))
         ticker.clear()
         print_table(HEAD, list(list_lines(steps)))

@@ -49,13 +49,16 @@ from meshwise.scenarios.intervals import (
     find_category,
     find_half_width,
 )
-from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all
+from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all, select_split
 from meshwise.scenarios.published.estimates import costs_of
-from meshwise.scenarios.published.row import RESERVED
+from meshwise.scenarios.published.row import ALLOCATED, RESERVED
+from meshwise.scenarios.published.vocabulary.publishers import find_publisher
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
 from meshwise.strategies.plan.framework import ENTRIES
+
+from .interval_ends import FEWEST_RUNS, fit_peak_ends, fit_step_ends, is_timed
 
 CALIBRATES = "LLaMA-13B"
 """The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
@@ -147,15 +150,15 @@ class Coverage(NamedTuple):
 def residuals(predictions: Sequence[Prediction]) -> list[Residual]:
     """Return the absolute errors of step time, ln(measured / predicted), with category and source."""
     return [
-        Residual(abs(log(row.run.step_time / row.step_time)), _category(row), row.run.source)
+        Residual(abs(log(row.run.step_time / row.step_time)), _category(row), find_publisher(row.run.source).name)
         for row in select_judged(predictions)
         if row.step_time and row.run.step_time
     ]
 
 
 def select_judged(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Return the predictions of runs with a measured step time."""
-    return [row for row in predictions if row.error is not None and row.run.scenario is not None]
+    """Return the predictions of runs whose step time is judged."""
+    return [row for row in predictions if is_timed(row)]
 
 
 def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[HeldOutRun]:
@@ -175,8 +178,8 @@ def leave_out(predictions: Sequence[Prediction], key: Callable[[Prediction], str
 
 
 def source_of(prediction: Prediction) -> str:
-    """Return the source of a run, as a key of `leave_out`."""
-    return prediction.run.source
+    """Return the publisher of a run, as a key of `leave_out`."""
+    return find_publisher(prediction.run.source).name
 
 
 def network_of(prediction: Prediction) -> str:
@@ -213,7 +216,7 @@ def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
     peaks = [
         Residual(abs(log(row.run.peak_memory / row.measured_kind_peak)), "peak", row.run.source)
         for row in predictions
-        if row.measured_kind_peak and row.run.peak_memory
+        if row.measured_kind_peak and row.run.peak_memory and row.run.memory_kind == ALLOCATED
     ]
     ratios = [
         Residual(row.run.reserved_memory / row.run.peak_memory, "peak", row.run.source)
@@ -231,6 +234,8 @@ def fit_figures(predictions: Sequence[Prediction], date: str) -> dict[str, Any]:
             | _count_rows([residual for residual in times if residual.category == name])
             for name, width in find_half_widths(times, COVERAGE).items()
         },
+        "step_time_ends": fit_step_ends(predictions),
+        "peak_memory_ends": fit_peak_ends(predictions),
         "peak_memory": {"half_width": round(find_half_widths(peaks, COVERAGE)["peak"], 5)} | _count_rows(peaks),
         "reserved_over_allocated": {
             "least": round(min(ratios).size, 4),
@@ -259,6 +264,8 @@ def fit_replay(predictions: Sequence[Prediction], risk: float = RISK) -> dict[st
         for room, least in [_find_replay_room(row)]
     ]
     result: dict[str, Any] = {}
+    counts = Counter(residual.group for residual in sizes)
+    sizes = [residual for residual in sizes if counts[residual.group] >= FEWEST_RUNS] or sizes
     if sizes:
         result["replay"] = {"half_width": round(find_half_widths(sizes, COVERAGE)["replay"], 4)} | _count_rows(sizes)
     if rows:
@@ -369,7 +376,7 @@ def main(arguments: Sequence[str]) -> int:
         note("usage: python -m tests.studies.interval_calibration ROWS.jsonl [OUT.json]")
         return BAD_INPUT
     try:
-        predictions = predict_all(load_runs(arguments[0]))
+        predictions = predict_all(select_split(load_runs(arguments[0]), judge=False))
         document = fit_figures(predictions, datetime.date.today().isoformat())
         print_table(HEAD, list(list_lines(predictions)))
         if len(arguments) == 2:

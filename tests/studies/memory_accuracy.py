@@ -17,7 +17,7 @@ from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import RISK
-from meshwise.scenarios.published.accuracy import Prediction, count_confusion, load_runs, predict_all
+from meshwise.scenarios.published.accuracy import Prediction, count_confusion, load_runs, predict_all, select_split
 from meshwise.scenarios.published.runs import Run, build_run
 from meshwise.simulator.files import JsonError, parse_json
 
@@ -277,7 +277,10 @@ def main(arguments: Sequence[str]) -> int:
         target = make_folder(place)
         threads = read_threads(thread_files[0]) if thread_files else []
         result = judge_memory(
-            predict_all(load_runs(rows), lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+            predict_all(
+                select_split(load_runs(rows), judge=False),
+                lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"),
+            )
         )
         if threads:
             result["threads"] = judge_threads(threads)

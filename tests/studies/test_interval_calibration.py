@@ -155,7 +155,7 @@ def test_figures_are_written_from_rows(tmp_path: Path, capsys) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(few))
     assert main([str(tmp_path / "rows.jsonl"), str(tmp_path / "out.json")]) == 0
     found = json.loads((tmp_path / "out.json").read_text("utf-8"))
-    assert set(found["step_time"]["plan stated"]["sources"]) == {"simumax_b200", "vtrain_single"}
+    assert set(found["step_time"]["plan stated"]["sources"]) == {"Moore Threads", "VIA Research"}
     assert "all, each source left out" in capsys.readouterr().out
 
 

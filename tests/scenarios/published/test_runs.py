@@ -76,7 +76,7 @@ def test_words_that_are_not_understood_are_faults_where_asked(tmp_path: Path) ->
 
 
 def test_a_word_that_is_not_understood_widens_the_interval() -> None:
-    known, unknown = (build_run(ROW | {"optimizer": word}) for word in ("adamw", "galore"))
+    known, unknown = (build_run(ROW | {"framework": "NeMo", "optimizer": word}) for word in ("adamw", "galore"))
     intervals = [predict(run).step_time_interval for run in (known, unknown)]
     assert all(intervals)
     (low, high), (lower, higher) = (pair or (0.0, 0.0) for pair in intervals)
