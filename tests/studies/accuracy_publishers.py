@@ -1,274 +1,285 @@
-"""Errors of predictions by publisher; publishers whose rows had no part in building the simulator come first.
+"""Errors of predictions by publisher, each judged by what was fitted to all others.
 
 Run ``python -m tests.studies.accuracy_publishers ROWS.jsonl FOLDER`` to write ``publishers.md`` and
-``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Every publisher counts the same,
-however many rows it has.
+``publishers.json`` into a folder; the project's own are in ``reports/accuracy``. Runs of publishers that are kept for
+the last judgement are left out. Every publisher counts the same, however many runs it has.
+
+For each publisher the figures that were fitted to its runs are fitted again without it (`refit_run`), and so are the
+prior of few-shot calibration and the ends of intervals.
 """
 
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, median
 from typing import Any
 
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
-from meshwise.scenarios.published.accuracy import Prediction, load_runs, predict_all, select_split, summarize
+from meshwise.scenarios.published.accuracy import (
+    Prediction,
+    load_runs,
+    predict,
+    predict_all,
+    select_split,
+    summarize,
+    summarize_errors,
+)
+from meshwise.scenarios.published.runs import Run
+from meshwise.scenarios.published.vocabulary.publishers import find_publisher
+from meshwise.simulator.catalog import accelerator
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.strategies.plan.framework import ENTRIES
+
+from .factor_priors import StepsByPublisher, measure_steps
+from .few_shot import COUNTS, judge_publishers
+from .interval_ends import is_timed, leave_publishers_out, list_time_deviations
 
 TITLE = "Predicted against measured, by publisher"
 PAGE, DATA = "publishers.md", "publishers.json"
 
+FEWEST_RUNS = 10
+"""Timed runs from which a publisher counts in the medians."""
 
-class Part(StrEnum):
-    """The part that the rows of a source had in building the simulator."""
-
-    NONE = "none"
-    STRUCTURE = "structure"
-    FIGURES = "structure and figures"
+CANDIDATES = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
+"""Factors of training over a burst that are tried where the publisher of the fitted one is left out."""
 
 
-PARTS: Mapping[str, Part] = {
-    "alephalpha_layouts": Part.FIGURES,
-    "korthikanti_tab5": Part.STRUCTURE,
-    "llmfoundry": Part.FIGURES,
-    "maxtext_tpu": Part.STRUCTURE,
-    "megatron_bridge": Part.STRUCTURE,
-    "megatron_h100": Part.STRUCTURE,
-    "megatron_sc21": Part.STRUCTURE,
-    "mindformers_ascend": Part.STRUCTURE,
-    "nemo_2407_h100": Part.STRUCTURE,
-    "simumax_b200": Part.STRUCTURE,
-    "torchtitan_asynctp": Part.STRUCTURE,
-    "torchtitan_h100": Part.STRUCTURE,
-    "vtrain_single": Part.FIGURES,
-}
-"""Sources whose rows guided the structure of the simulator, or to which figures were fitted
-(`meshwise.scenarios.published.frameworks`, `tests.studies.interval_calibration`). All other sources had no
-part.
-"""
+def refit_run(run: Run, publisher: str, hopper_factor: float) -> Run:
+    """Return a run of a publisher with the figures that are fitted to other publishers alone.
 
-PUBLISHERS: Mapping[str, str] = {
-    "alephalpha_layouts": "Aleph Alpha",
-    "alpa_v100": "Alpa",
-    "dgxc_gb200": "NVIDIA",
-    "dgxc_h100": "NVIDIA",
-    "internevo_mem": "InternLM",
-    "korthikanti_tab5": "NVIDIA",
-    "libai_bench_megatron": "OneFlow",
-    "libai_bench_oneflow": "OneFlow",
-    "llmfoundry": "MosaicML",
-    "maxtext_tpu": "Google",
-    "mcore_functional_a100": "NVIDIA",
-    "mcore_functional_gb200": "NVIDIA",
-    "mcore_functional_h100": "NVIDIA",
-    "megatron_bridge": "NVIDIA",
-    "megatron_h100": "NVIDIA",
-    "megatron_sc21": "NVIDIA",
-    "mi100_pcie_pp2": "Jack31098",
-    "mindformers_ascend": "Huawei",
-    "modellink_ascend": "Huawei",
-    "nemo_2407_h100": "NVIDIA",
-    "simumax_b200": "Moore Threads",
-    "torchtitan_asynctp": "PyTorch",
-    "torchtitan_h100": "PyTorch",
-    "torchtitan_trainy_h200": "Trainy",
-    "vtrain_single": "VIA Research",
-}
-"""Publishers by source; a source that is not listed is its own publisher."""
-
-
-class Standing(StrEnum):
-    """How much of a publisher's rows was known while the simulator was built."""
-
-    UNSEEN = "publisher unseen"
-    NEW_ROWS = "other rows seen"
-    SEEN = "rows seen"
-
-
-def summarize_publishers(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return errors by publisher and standing, and their means over publishers, as JSON-ready data."""
-    known_publishers = {PUBLISHERS.get(source, source) for source, part in PARTS.items() if part is not Part.NONE}
-    rows: dict[tuple[Standing, str], list[Prediction]] = defaultdict(list)
-    for prediction in predictions:
-        rows[_find_standing(prediction.run.source, known_publishers), publisher_of(prediction.run.source)].append(
-            prediction
+    Products on the H100 and H200 take ``hopper_factor`` times a burst where MosaicML is left out, whose runs gave the
+    catalogue's factor; those on the B200 take as long as on the H100 without Moore Threads, who timed them under load;
+    hosts under Megatron launch as fast as under torch without VIA Research.
+    """
+    if run.scenario is None:
+        return run
+    cluster = run.scenario.problem.cluster
+    if publisher == "MosaicML":
+        cluster = _with_sustained(cluster, "H", hopper_factor)
+    elif publisher == "Moore Threads":
+        cluster = _with_sustained(cluster, "B200", accelerator("h100-80gb").sustained)
+    elif publisher == "VIA Research":
+        nodes = tuple(
+            (replace(node, host=replace(node.host, launch=min(node.host.launch, ENTRIES["torch"].defaults.launch))), n)
+            for node, n in cluster.nodes
         )
-    order = list(Standing)
-    lines = [
-        _build_line(standing, publisher, rows[standing, publisher])
-        for standing, publisher in sorted(rows, key=lambda key: (order.index(key[0]), key[1].lower()))
+        cluster = replace(cluster, nodes=nodes)
+    problem = replace(run.scenario.problem, cluster=cluster)
+    return replace(run, scenario=replace(run.scenario, problem=problem))
+
+
+def _with_sustained(cluster: Any, prefix: str, factor: float) -> Any:
+    def change(device: Accelerator) -> Accelerator:
+        return replace(device, sustained=factor) if device.name.startswith(prefix) else device
+
+    return cluster.with_accelerators(change)
+
+
+def refit_hopper(predictions: Sequence[Prediction]) -> float:
+    """Return the factor of 16-bit products on the H100 that fits publishers but MosaicML best, each counted once."""
+    runs = [
+        row.run
+        for row in predictions
+        if is_timed(row)
+        and row.run.scenario is not None
+        and row.run.scenario.problem.cluster.accelerator.name.startswith("H100")
+        and row.run.scenario.problem.training.precision == "bf16"
+        and find_publisher(row.run.source).name != "MosaicML"
     ]
+    if not runs:
+        return accelerator("h100-80gb").sustained
+
+    def mean_error(factor: float) -> float:
+        errors: dict[str, list[float]] = defaultdict(list)
+        for run in runs:
+            error = predict(refit_run(run, "MosaicML", factor)).error
+            if error is not None:
+                errors[find_publisher(run.source).name].append(abs(error))
+        return fmean(map(fmean, errors.values()))
+
+    return min(CANDIDATES, key=mean_error)
+
+
+def summarize_publishers(
+    predictions: Sequence[Prediction], steps_by_publisher: StepsByPublisher | None = None
+) -> dict[str, Any]:
+    """Return errors by publisher and their medians as JSON-ready data; without steps no few-shot errors."""
+    members: dict[str, list[Prediction]] = defaultdict(list)
+    for row in predictions:
+        members[find_publisher(row.run.source).name].append(row)
+    hopper_factor = refit_hopper(predictions)
+    deviations = list_time_deviations(predictions)
+    names = {deviation.publisher for deviation in deviations}
+    coverage = leave_publishers_out(deviations, 0.92) if len(names) > 1 else {}
+    shots = judge_publishers(steps_by_publisher) if steps_by_publisher else {}
+    lines = []
+    for name, rows in sorted(members.items(), key=lambda entry: entry[0].lower()):
+        timed = [row for row in rows if is_timed(row)]
+        left_out = [predict(refit_run(row.run, name, hopper_factor)) for row in timed] if _is_fitted(name) else timed
+        few_shot = {str(count): round(errors.mape, 12) for count, errors in shots.get(name, {}).items() if count}
+        lines.append(_build_line(name, rows, timed, left_out) | {"few_shot": few_shot, "inside": coverage.get(name)})
+    judged = [line for line in lines if line["left_out"]["count"] >= FEWEST_RUNS]
     return {
         "rows": len(predictions),
+        "hopper_factor": hopper_factor,
         "publishers": lines,
-        "means": {
-            str(standing): _average_lines([line for line in lines if line["standing"] == standing])
-            for standing in Standing
-            if any(line["standing"] == standing for line in lines)
+        "medians": {
+            "publishers": len(judged),
+            "runs": sum(line["left_out"]["count"] for line in judged),
+            "left_out": _find_median(line["left_out"]["mape"] for line in judged),
+            "largest": max((line["left_out"]["mape"] for line in judged), default=None),
+            "bias": _find_median(line["left_out"]["bias"] for line in judged),
+            "inside": _find_median(line["inside"] for line in judged),
+            **{f"after_{count}": _find_median(line["few_shot"].get(str(count)) for line in judged) for count in COUNTS},
         },
-        "all": summarize(predictions)["all"],
+        "all": {name: value for name, value in summarize(predictions)["all"].items() if name != "skipped"},
     }
 
 
-def publisher_of(source: str) -> str:
-    """Return who measured the rows of a source."""
-    return PUBLISHERS.get(source, source)
+def _is_fitted(publisher: str) -> bool:
+    return publisher in ("MosaicML", "Moore Threads", "VIA Research")
 
 
-def _find_standing(source: str, known_publishers: set[str]) -> Standing:
-    if PARTS.get(source, Part.NONE) is not Part.NONE:
-        return Standing.SEEN
-    return Standing.NEW_ROWS if PUBLISHERS.get(source, source) in known_publishers else Standing.UNSEEN
-
-
-def _build_line(standing: Standing, publisher: str, rows: Sequence[Prediction]) -> dict[str, Any]:
-    result = summarize(rows)["all"]
+def _build_line(
+    publisher: str, rows: Sequence[Prediction], timed: Sequence[Prediction], left_out: Sequence[Prediction]
+) -> dict[str, Any]:
+    summary = summarize(rows)
+    groups = [group for group in summary["groups"] if group.get("regret") is not None]
+    kinds: dict[str, list[float | None]] = defaultdict(list)
+    for row in rows:
+        if row.memory_error is not None:
+            kinds[row.run.memory_kind].append(row.memory_error)
     sources = sorted({row.run.source for row in rows})
-    step_time_errors = [row.error for row in rows if row.error is not None]
     return {
         "publisher": publisher,
-        "standing": str(standing),
-        "part": str(max((PARTS.get(source, Part.NONE) for source in sources), key=list(Part).index)),
+        "split": str(find_publisher(sources[0]).split),
         "sources": sources,
         "rows": len(rows),
-        "skipped": len(result["skipped"]),
-        "step_time": result["step_time"],
-        "too_fast": round(fmean(error < 0 for error in step_time_errors), 12) if step_time_errors else None,
-        "memory": result["memory"],
-        "out_of_memory": result["out_of_memory"],
-        "step_time_interval": result["step_time_interval"],
+        "left_out": summarize_errors(row.error for row in left_out),
+        "in_sample": summarize_errors(row.error for row in timed),
+        "memory": {kind: summarize_errors(errors) for kind, errors in sorted(kinds.items())},
+        "out_of_memory": summary["all"]["out_of_memory"],
+        "groups": len(groups),
+        "regret": round(fmean(group["regret"] for group in groups), 12) if groups else None,
+        "tau": round(fmean(group["tau"] for group in groups), 12) if groups else None,
     }
 
 
-def _average_lines(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the means over publishers, each counted once."""
-    step_time_errors = [line["step_time"] for line in lines if line["step_time"]["count"]]
-    memory_lines = [line["memory"] for line in lines if line["memory"]["count"]]
-    return {
-        "publishers": len(step_time_errors),
-        "rows": sum(error["count"] for error in step_time_errors),
-        "step_time": _average_known(error["mape"] for error in step_time_errors),
-        "bias": _average_known(error["bias"] for error in step_time_errors),
-        "too_fast": sum(error["bias"] < 0 for error in step_time_errors),
-        "memory_publishers": len(memory_lines),
-        "memory": _average_known(error["mape"] for error in memory_lines),
-        "interval": _average_known(
-            line["step_time_interval"]["inside"] for line in lines if line["step_time"]["count"]
-        ),
-    }
-
-
-def _average_known(values: Iterable[float | None]) -> float | None:
+def _find_median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return round(fmean(known), 12) if known else None
+    return round(median(known), 12) if known else None
 
 
-HEAD = ("publisher", "part in building", "rows", "timed", "mean", "bias", "memory", "bias", "ran: fits", "OOM: told")
+HEAD = ("publisher", "use", "timed", "mean error", "bias", *(f"after {count}" for count in COUNTS), "inside")
+MEMORY_HEAD = ("publisher", "memory", "kind", "bias", "ran: fits", "OOM: told", "regret", "tau", "groups")
+SMALL_HEAD = ("publisher", "in sample", "bias", "runs", "sources")
 
 
 def format_page(result: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
+    lines, medians = result["publishers"], result["medians"]
+    timed = [line for line in lines if line["left_out"]["count"]]
     sections = [
-        Section("What this is", _build_introduction(result)),
-        *(_build_section(standing, result) for standing in Standing if standing in result["means"]),
-        _build_fits(result),
-        _build_sources(result),
+        Section(
+            "Step time of publishers left out",
+            (
+                f"{result['rows']} published runs. Errors are predicted over measured, minus 1. What was fitted to "
+                "runs of a publisher was fitted again without it. *After 1, 3, 5*: the error on its other runs after "
+                "so many of its runs, drawn at random 20 times, with `meshwise calibrate --runs`. *Inside*: the part "
+                "of its runs inside 90 % intervals that the others gave. Runs of tier A and B; of tests of Megatron "
+                "Core those of models that are 4096 wide.",
+                _describe_medians(medians),
+            ),
+            (HEAD, *map(_format_line, timed)),
+        ),
+        Section(
+            "Memory and choice",
+            (
+                "The peak of the kind that was measured; *ran: fits* are the runs that ran and are predicted to fit, "
+                "*OOM: told* those that ran out of memory and are predicted to. *Regret* is the measured time of the "
+                "plan that is predicted fastest over that of the fastest, minus 1, and *tau* Kendall's, in the mean "
+                "over groups of one problem with three plans or more.",
+                _describe_fits(result["all"]["out_of_memory"]),
+            ),
+            (MEMORY_HEAD, *(row for line in lines for row in _format_memory(line))),
+        ),
+        Section(
+            "In sample",
+            ("Errors with all figures as they ship: what the simulator can be brought to, not what to expect.",),
+            (
+                SMALL_HEAD,
+                *(
+                    (
+                        line["publisher"],
+                        *_format_errors(line["in_sample"]),
+                        str(line["rows"]),
+                        ", ".join(line["sources"]),
+                    )
+                    for line in lines
+                ),
+            ),
+        ),
     ]
     return to_markdown(TITLE, sections)
 
 
-def _build_introduction(result: Mapping[str, Any]) -> tuple[str, ...]:
-    unseen = result["means"].get(Standing.UNSEEN)
-    paragraph = (
-        f"{result['rows']} published runs. Errors are predicted over measured, minus 1; of the step time unless memory "
-        "is named. Means over publishers count each publisher once. "
-        "Written by python -m tests.studies.accuracy_publishers."
-    )
-    if unseen is None or not unseen["publishers"]:
-        return (paragraph,)
-    return (
-        paragraph,
-        f"What to expect of a machine and a framework that are not here is the first table: {_describe_means(unseen)}. "
-        "The rows of OneFlow do not name their accelerator, and those of Megatron Core's tests are of networks so "
-        "small that hosts are what takes the time; they are counted all the same.",
-    )
-
-
-def _describe_means(means: Mapping[str, Any]) -> str:
-    memory = f", and memory {_format_percent(means['memory'])}" if means["memory"] is not None else ""
-    inside = means["interval"]
-    interval = (
-        f"; the 90 % intervals of the step time hold {_format_percent(inside)} of their runs"
-        if inside is not None
-        else ""
+def _describe_medians(medians: Mapping[str, Any]) -> str:
+    if not medians["publishers"]:
+        return f"No publisher has {FEWEST_RUNS} timed runs."
+    after = ", ".join(
+        f"{_format_percent(medians[f'after_{count}'])} after {count}"
+        for count in COUNTS
+        if medians[f"after_{count}"] is not None
     )
     return (
-        f"over {means['publishers']} publishers the step time is {_format_percent(means['step_time'])} off in the mean "
-        f"(bias {_format_signed(means['bias'])}, too fast for {means['too_fast']} of them){memory}{interval}"
+        f"In the median over {medians['publishers']} publishers with {FEWEST_RUNS} timed runs or more: "
+        f"{_format_percent(medians['left_out'])} off, at most {_format_percent(medians['largest'])}, bias "
+        f"{_format_signed(medians['bias'])}{'; ' + after if after else ''}."
     )
 
 
-_WORDS = {
-    Standing.UNSEEN: "No row of these publishers had a part in building the simulator.",
-    Standing.NEW_ROWS: "These rows had no part; other rows of the same publishers had.",
-    Standing.SEEN: (
-        "Structure, what is modelled and how, was chosen with these rows in view, and where the part says so figures "
-        "were fitted to some of them: these errors say what the simulator can be brought to, not what to expect."
-    ),
-}
+def _describe_fits(confusion: Mapping[str, int]) -> str:
+    runs = sum(confusion.values())
+    if not runs:
+        return "No run was judged."
+    num_right = confusion["true_fit"] + confusion["true_oom"]
+    return f"Of {runs} runs {num_right} are told rightly, {_format_percent(num_right / runs)}."
 
 
-def _build_section(standing: Standing, result: Mapping[str, Any]) -> Section:
-    lines = [line for line in result["publishers"] if line["standing"] == standing]
-    means = result["means"][standing]
-    words = [_WORDS[standing]]
-    if means["publishers"]:
-        words.append(f"In short: {_describe_means(means)}.")
-    return Section(str(standing).capitalize(), tuple(words), (HEAD, *map(_format_cells, lines)))
-
-
-def _format_cells(line: Mapping[str, Any]) -> tuple[str, ...]:
-    time, memory, confusion = line["step_time"], line["memory"], line["out_of_memory"]
-    ran, failed = confusion["true_fit"] + confusion["false_oom"], confusion["true_oom"] + confusion["false_fit"]
+def _format_line(line: Mapping[str, Any]) -> tuple[str, ...]:
+    shots = (line["few_shot"].get(str(count)) for count in COUNTS)
     return (
         line["publisher"],
-        line["part"],
-        str(line["rows"]),
-        str(time["count"]),
-        *_format_errors(time),
-        *_format_errors(memory),
+        line["split"],
+        str(line["left_out"]["count"]),
+        *_format_errors(line["left_out"]),
+        *("-" if error is None else _format_percent(error) for error in shots),
+        "-" if line["inside"] is None else f"{100 * line['inside']:.0f} %",
+    )
+
+
+def _format_memory(line: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    confusion = line["out_of_memory"]
+    ran, failed = confusion["true_fit"] + confusion["false_oom"], confusion["true_oom"] + confusion["false_fit"]
+    outcome = (
         f"{confusion['true_fit']} of {ran}" if ran else "-",
         f"{confusion['true_oom']} of {failed}" if failed else "-",
+        "-" if line["regret"] is None else _format_percent(line["regret"]),
+        "-" if line["tau"] is None else f"{line['tau']:.2f}",
+        str(line["groups"]),
     )
+    kinds = list(line["memory"].items()) or [("-", {"count": 0})]
+    return [
+        (line["publisher"], _format_errors(error)[0], kind, _format_errors(error)[1], *outcome) for kind, error in kinds
+    ]
 
 
 def _format_errors(error: Mapping[str, Any]) -> tuple[str, str]:
     return (_format_percent(error["mape"]), _format_signed(error["bias"])) if error["count"] else ("-", "-")
-
-
-def _build_fits(result: Mapping[str, Any]) -> Section:
-    confusion = result["all"]["out_of_memory"]
-    num_right = confusion["true_fit"] + confusion["true_oom"]
-    head = ("", "predicted to fit", "predicted not to fit")
-    rows = (
-        ("ran", str(confusion["true_fit"]), str(confusion["false_oom"])),
-        ("out of memory", str(confusion["false_fit"]), str(confusion["true_oom"])),
-    )
-    runs = sum(confusion.values())
-    words = (
-        f"Of {runs} runs {num_right} are told rightly, {_format_percent(num_right / runs)}."
-        if runs
-        else "No run was judged.",
-    )
-    return Section("Whether it fits", words, (head, *rows))
-
-
-def _build_sources(result: Mapping[str, Any]) -> Section:
-    rows = [(line["publisher"], line["standing"], ", ".join(line["sources"])) for line in result["publishers"]]
-    return Section("Which rows", (), (("publisher", "standing", "sources"), *rows))
 
 
 def _format_percent(fraction: float) -> str:
@@ -288,13 +299,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         rows, place = arguments
         target = make_folder(place)
-        result = summarize_publishers(
-            predict_all(
-                select_split(load_runs(rows), judge=False),
-                lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"),
-            )
-        )
-        write(target / DATA, json.dumps(result | {"all": _drop_skipped(result["all"])}, indent=1) + "\n")
+        runs = select_split(load_runs(rows), judge=False)
+        predictions = predict_all(runs, lambda num_done, num_runs: ticker(f"{num_done} of {num_runs} runs"))
+        timed = [row.run for row in predictions if is_timed(row)]
+        steps = measure_steps(timed, lambda num_done, num_runs: ticker(f"shares of {num_done} of {num_runs} runs"))
+        result = summarize_publishers(predictions, steps)
+        write(target / DATA, json.dumps(result, indent=1) + "\n")
         write(target / PAGE, format_page(result))
     except ValueError as error:
         note(str(error))
@@ -302,10 +312,6 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         ticker.clear()
     return 0
-
-
-def _drop_skipped(summary_fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary_fields.items() if name != "skipped"}
 
 
 if __name__ == "__main__":

@@ -32,12 +32,13 @@ from meshwise.scenarios.files.results import write
 from meshwise.scenarios.machine_fit.posterior import Prior, fit_posterior
 from meshwise.scenarios.machine_fit.run_fit import measure_step
 from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
-from meshwise.scenarios.published.accuracy import load_runs, select_split
+from meshwise.scenarios.published.accuracy import load_runs, predict_all, select_split
 from meshwise.scenarios.published.runs import Run
+from meshwise.scenarios.published.vocabulary.publishers import find_publisher
 from meshwise.simulator.machine.factors import FACTORS
 from meshwise.simulator.program import pause_collection
 
-from .accuracy_publishers import publisher_of
+from .interval_ends import is_timed
 
 EFFECTIVE_RUNS = 10
 """Runs of a publisher that count: errors of runs that differ little in plan are nearly the same error."""
@@ -75,8 +76,13 @@ def measure_steps(
             finally:
                 if progress is not None:
                     progress(number, len(timed_runs))
-            result[publisher_of(run.source)].append(step)
+            result[find_publisher(run.source).name].append(step)
     return dict(result)
+
+
+def select_timed(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs whose step times are judged."""
+    return [row.run for row in predict_all(runs) if is_timed(row)]
 
 
 def fit_priors(steps_by_publisher: StepsByPublisher, excluding: Collection[str] = ()) -> Prior:
@@ -159,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     ticker = Ticker()
     try:
         runs = [run for run in select_split(load_runs(names[0]), judge=False) if run.source not in left_out]
-        steps = measure_steps(runs, lambda done, total: ticker(f"{done} of {total} runs"))
+        steps = measure_steps(select_timed(runs), lambda done, total: ticker(f"{done} of {total} runs"))
         document = build_document(steps, datetime.date.today().isoformat())
         rows = [(name, *(f"{value:+.3f}" for value in pair.values())) for name, pair in document["factors"].items()]
         print_table(HEAD, rows)

@@ -21,7 +21,7 @@ from meshwise.scenarios.machine_fit.run_fit import find_spread
 from meshwise.scenarios.machine_fit.shares import MeasuredStep, build_table
 from meshwise.scenarios.published.accuracy import load_runs, select_split
 
-from .factor_priors import StepsByPublisher, fit_priors, measure_steps, split_arguments
+from .factor_priors import StepsByPublisher, fit_priors, measure_steps, select_timed, split_arguments
 
 COUNTS = (1, 3, 5)
 """Numbers of runs that are drawn."""
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     ticker = Ticker()
     try:
         runs = [run for run in select_split(load_runs(names[0]), judge=False) if run.source not in left_out]
-        steps = measure_steps(runs, lambda done, total: ticker(f"{done} of {total} runs"))
+        steps = measure_steps(select_timed(runs), lambda done, total: ticker(f"{done} of {total} runs"))
         ticker.clear()
         print_table(HEAD, list(list_lines(steps)))
     except ValueError as error:

@@ -19,9 +19,8 @@ from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.intervals import RISK
 from meshwise.scenarios.published.accuracy import Prediction, count_confusion, load_runs, predict_all, select_split
 from meshwise.scenarios.published.runs import Run, build_run
+from meshwise.scenarios.published.vocabulary.publishers import find_publisher
 from meshwise.simulator.files import JsonError, parse_json
-
-from .accuracy_publishers import publisher_of
 
 TITLE = "Whether it fits: predicted against what happened"
 PAGE, DATA = "memory.md", "memory.json"
@@ -64,7 +63,7 @@ def judge_memory(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the confusion matrices by publisher and overall, and the outcome of picks, as JSON-ready data."""
     rows: dict[str, list[Prediction]] = defaultdict(list)
     for prediction in predictions:
-        rows[publisher_of(prediction.run.source)].append(prediction)
+        rows[find_publisher(prediction.run.source).name].append(prediction)
     return {
         "risk": RISK,
         "rows": len(predictions),
@@ -96,7 +95,7 @@ def judge_picks(predictions: Sequence[Prediction]) -> dict[str, Any]:
         outcome = "none said to fit" if picked_row is None else picked_row.run.status
         counts[outcome] += 1
         if picked_row is not None and outcome == "oom":
-            failed.append({"publisher": publisher_of(source), "job": job, "row": picked_row.run.row_id})
+            failed.append({"publisher": find_publisher(source).name, "job": job, "row": picked_row.run.row_id})
     return {
         "jobs": sum(counts.values()),
         "ran": counts["ok"],
