@@ -74,7 +74,7 @@ def test_two_gpus_compute_what_one_process_computes_in_fp64(name: str, tmp_path:
 
 
 SPEC = Transformer(layers=6, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=4096, tied_embeddings=False)
-TRAINING = Training(8, 512, "bf16", framework="torch")
+TRAINING = Training(8, 512, "bf16", framework="execute")
 
 
 @pytest.mark.parametrize("offload", [(), ("activations",), ("optimizer",), ("optimizer", "parameters")])

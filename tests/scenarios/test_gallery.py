@@ -22,7 +22,6 @@ MAX_TASKS = 65_000
 """Tasks of one step that a core simulates in about a second."""
 
 BEYOND = {
-    "context-ring": "counts the whole square of attention, of which the kernel computes half",
     "context-all-gather": "counts the whole square of attention, of which the kernel computes half",
     "context-ulysses": "counts the whole square of attention, of which the kernel computes half",
     "dlrm-dcnv2-8-b300": "sums all tables over the devices",

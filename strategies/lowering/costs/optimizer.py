@@ -140,10 +140,10 @@ def flat_gradient_bytes(training: Training, plan: SharedStates, parameters: int)
 def step_temporary_bytes(training: Training, plan: SharedStates, parameters: Parameters) -> int:
     """Return the bytes that live only while the optimizer steps on a device: copies of gradients, and roots of moments.
 
-    A step on a host works parameter by parameter.
+    A step on a host works parameter by parameter. There are none without a flush: no framework has such schedules.
     """
     conventions, element_bytes = training.conventions, 0
-    if training.optimizer_bytes:
+    if training.optimizer_bytes and not plan.asynchronous:
         element_bytes += 4 * (conventions.steps_together and training.optimizer == "adamw")
         has_main_weights = ITEMSIZE[training.dtype] == 2
         element_bytes += 4 * (conventions.widens_gradients and has_main_weights and training.gradient_bytes == 2)

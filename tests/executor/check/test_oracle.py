@@ -43,7 +43,7 @@ class Case:
     def problem(self) -> Problem:
         layout = Layout(**self.layout)
         ranks = layout.data * layout.tensor * layout.pipeline
-        training = Training(self.global_batch, SEQUENCE, "fp32", framework="torch")
+        training = Training(self.global_batch, SEQUENCE, "fp32", framework="execute")
         return Problem(build(self.spec(), SEQUENCE, "fp32"), cluster(ranks), training)
 
     def job(self, problem: Problem) -> Job:

@@ -113,7 +113,7 @@ def wide(microbatch: int = 4, **layout: Any) -> tuple[Problem, Job]:
     core = Accelerator("core", (("bf16", 1e11),), memory=2.0**33, memory_bandwidth=1e10)
     link = Link(latency=1e-6, bandwidth=1e9)
     cluster = build_homogeneous("laptop", core, Host("host", 2.0**34), 1, 1, link, link)
-    training = Training(8, 8 * SEQUENCE, "bf16", framework="torch")
+    training = Training(8, 8 * SEQUENCE, "bf16", framework="execute")
     problem = Problem(build(WIDE, 8 * SEQUENCE, "bf16"), cluster, training)
     return problem, Job(WIDE, training, complete(problem, Layout(microbatch=microbatch, **layout)), steps=1)
 

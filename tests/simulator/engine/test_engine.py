@@ -176,7 +176,7 @@ def test_the_same_bytes_under_any_hash_seed() -> None:
         "r = random.Random(1)\n"
         "tasks = [Task(r.choice(KINDS), tuple(sorted(r.sample(range(9), 2))), r.randrange(9999),\n"
         "              tuple({max(i - 1 - r.randrange(9), 0)} if i else ()), r.choice(USAGES)) for i in range(400)]\n"
-        "t = simulate(program(tasks, 3, 3, 1.5))\n"
+        "t = simulate(program(tasks, 3, 3))\n"
         "print(*t.spans, t.bubble, t.exposed_communication(), *t.memory, *t.links)\n"
     )
     root = Path(__file__).parents[1]  # the folder of programs.py
