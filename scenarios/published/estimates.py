@@ -10,8 +10,10 @@ from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
-MANY_PASSES = 400
-"""Number of passes through layers in a step beyond which its time is extrapolated from shorter steps."""
+MANY_PASSES = 120
+"""Number of passes through layers in a step beyond which its time is extrapolated from shorter steps.
+
+With 400 the times of 462 published runs are the same to the last bit."""
 
 
 def costs_of(problem: Problem) -> SimulatedCost:

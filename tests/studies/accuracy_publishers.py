@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
@@ -32,6 +32,7 @@ from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.published.vocabulary.publishers import find_publisher
 from meshwise.simulator.catalog import accelerator
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster
 from meshwise.strategies.plan.framework import ENTRIES
 
 from .factor_priors import StepsByPublisher, measure_steps
@@ -44,44 +45,60 @@ PAGE, DATA = "publishers.md", "publishers.json"
 FEWEST_RUNS = 10
 """Timed runs from which a publisher counts in the medians."""
 
-CANDIDATES = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
+FACTORS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
 """Factors of training over a burst that are tried where the publisher of the fitted one is left out."""
 
+LAUNCHES = (45e-6, 60e-6, 80e-6, 100e-6, 120e-6, 150e-6)
+"""Seconds of a launch under Megatron that are tried where the publisher of the fitted one is left out."""
 
-def refit_run(run: Run, publisher: str, hopper_factor: float) -> Run:
+
+class Refit(NamedTuple):
+    """Figures fitted without the publisher whose runs gave those that ship.
+
+    ``hopper_factor`` is the time of products on the H100 over a burst, without MosaicML, and ``megatron_launch`` the
+    seconds in which hosts under Megatron launch an operator, without VIA Research.
+    """
+
+    hopper_factor: float
+    megatron_launch: float
+
+
+def refit_run(run: Run, publisher: str, refit: Refit) -> Run:
     """Return a run of a publisher with the figures that are fitted to other publishers alone.
 
-    Products on the H100 and H200 take ``hopper_factor`` times a burst where MosaicML is left out, whose runs gave the
-    catalogue's factor; those on the B200 take as long as on the H100 without Moore Threads, who timed them under load;
-    hosts under Megatron launch as fast as under torch without VIA Research.
+    Without Moore Threads, who timed products on the B200 under load, they take as many times a burst as on the H100.
     """
     if run.scenario is None:
         return run
     cluster = run.scenario.problem.cluster
     if publisher == "MosaicML":
-        cluster = _with_sustained(cluster, "H", hopper_factor)
+        cluster = _with_sustained(cluster, "H", refit.hopper_factor)
     elif publisher == "Moore Threads":
         cluster = _with_sustained(cluster, "B200", accelerator("h100-80gb").sustained)
     elif publisher == "VIA Research":
-        nodes = tuple(
-            (replace(node, host=replace(node.host, launch=min(node.host.launch, ENTRIES["torch"].defaults.launch))), n)
-            for node, n in cluster.nodes
-        )
-        cluster = replace(cluster, nodes=nodes)
+        cluster = _with_launch(cluster, refit.megatron_launch)
     problem = replace(run.scenario.problem, cluster=cluster)
     return replace(run, scenario=replace(run.scenario, problem=problem))
 
 
-def _with_sustained(cluster: Any, prefix: str, factor: float) -> Any:
+def _with_launch(cluster: Cluster, seconds: float) -> Cluster:
+    nodes = ((node, replace(node.host, launch=seconds if node.host.launch else 0.0), n) for node, n in cluster.nodes)
+    return replace(cluster, nodes=tuple((replace(node, host=host), n) for node, host, n in nodes))
+
+
+def _with_sustained(cluster: Cluster, prefix: str, factor: float) -> Cluster:
     def change(device: Accelerator) -> Accelerator:
         return replace(device, sustained=factor) if device.name.startswith(prefix) else device
 
     return cluster.with_accelerators(change)
 
 
-def refit_hopper(predictions: Sequence[Prediction]) -> float:
-    """Return the factor of 16-bit products on the H100 that fits publishers but MosaicML best, each counted once."""
-    runs = [
+def fit_others(predictions: Sequence[Prediction]) -> Refit:
+    """Return the figures that fit the runs of other publishers best, each publisher counted once.
+
+    The factor of the H100 is fitted to 16-bit steps, the launch to steps of narrow models, which hosts bound.
+    """
+    hopper_runs = [
         row.run
         for row in predictions
         if is_timed(row)
@@ -90,18 +107,30 @@ def refit_hopper(predictions: Sequence[Prediction]) -> float:
         and row.run.scenario.problem.training.precision == "bf16"
         and find_publisher(row.run.source).name != "MosaicML"
     ]
-    if not runs:
-        return accelerator("h100-80gb").sustained
+    host_runs = [
+        row.run
+        for row in predictions
+        if row.error is not None
+        and row.run.scenario is not None
+        and ENTRIES[row.run.scenario.problem.training.framework].family == "megatron"
+        and find_publisher(row.run.source).timed_from_width > getattr(row.run.scenario.spec, "hidden", 0)
+    ]
+    shipped = Refit(accelerator("h100-80gb").sustained, ENTRIES["megatron"].defaults.launch)
+    hopper_fits = [shipped._replace(hopper_factor=factor) for factor in FACTORS] if hopper_runs else [shipped]
+    launch_fits = [shipped._replace(megatron_launch=seconds) for seconds in LAUNCHES] if host_runs else [shipped]
+    return Refit(
+        min(hopper_fits, key=lambda refit: _measure_error(hopper_runs, "MosaicML", refit)).hopper_factor,
+        min(launch_fits, key=lambda refit: _measure_error(host_runs, "VIA Research", refit)).megatron_launch,
+    )
 
-    def mean_error(factor: float) -> float:
-        errors: dict[str, list[float]] = defaultdict(list)
-        for run in runs:
-            error = predict(refit_run(run, "MosaicML", factor)).error
-            if error is not None:
-                errors[find_publisher(run.source).name].append(abs(error))
-        return fmean(map(fmean, errors.values()))
 
-    return min(CANDIDATES, key=mean_error)
+def _measure_error(runs: Sequence[Run], publisher: str, refit: Refit) -> float:
+    errors: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        error = predict(refit_run(run, publisher, refit)).error
+        if error is not None:
+            errors[find_publisher(run.source).name].append(abs(error))
+    return fmean(map(fmean, errors.values())) if errors else 0.0
 
 
 def summarize_publishers(
@@ -111,7 +140,7 @@ def summarize_publishers(
     members: dict[str, list[Prediction]] = defaultdict(list)
     for row in predictions:
         members[find_publisher(row.run.source).name].append(row)
-    hopper_factor = refit_hopper(predictions)
+    refit = fit_others(predictions)
     deviations = list_time_deviations(predictions)
     names = {deviation.publisher for deviation in deviations}
     coverage = leave_publishers_out(deviations, 0.92) if len(names) > 1 else {}
@@ -119,13 +148,13 @@ def summarize_publishers(
     lines = []
     for name, rows in sorted(members.items(), key=lambda entry: entry[0].lower()):
         timed = [row for row in rows if is_timed(row)]
-        left_out = [predict(refit_run(row.run, name, hopper_factor)) for row in timed] if _is_fitted(name) else timed
+        left_out = [predict(refit_run(row.run, name, refit)) for row in timed] if _is_fitted(name) else timed
         few_shot = {str(count): round(errors.mape, 12) for count, errors in shots.get(name, {}).items() if count}
         lines.append(_build_line(name, rows, timed, left_out) | {"few_shot": few_shot, "inside": coverage.get(name)})
     judged = [line for line in lines if line["left_out"]["count"] >= FEWEST_RUNS]
     return {
         "rows": len(predictions),
-        "hopper_factor": hopper_factor,
+        "refit": refit._asdict(),
         "publishers": lines,
         "medians": {
             "publishers": len(judged),

@@ -13,7 +13,7 @@ from meshwise.simulator.catalog import accelerator
 from meshwise.strategies.plan.framework import ENTRIES
 
 from ..scenarios.published.test_accuracy import ROW
-from .accuracy_publishers import format_page, main, refit_run, summarize_publishers
+from .accuracy_publishers import Refit, format_page, main, refit_run, summarize_publishers
 
 ROOT = Path(__file__).parents[2]
 MANY = 10
@@ -58,12 +58,12 @@ def test_what_was_fitted_to_a_publisher_is_fitted_without_it() -> None:
     blackwell = build_run(ROW | {"accelerator": "B200 SXM"})
 
     def device(run, publisher):
-        return refit_run(run, publisher, 1.1).scenario.problem.cluster
+        return refit_run(run, publisher, Refit(1.1, 5e-5)).scenario.problem.cluster
 
     assert device(hopper, "MosaicML").accelerator.sustained == 1.1
     assert device(blackwell, "Moore Threads").accelerator.sustained == accelerator("h100-80gb").sustained
     launches = [device(hopper, name).first_node.host.launch for name in ("Google", "VIA Research")]
-    assert launches == [ENTRIES["megatron"].defaults.launch, ENTRIES["torch"].defaults.launch]
+    assert launches == [ENTRIES["megatron"].defaults.launch, 5e-5]
     assert device(hopper, "Google") == hopper.scenario.problem.cluster
 
 
