@@ -109,12 +109,21 @@ def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
         matmul=_build_matmul_model(figures.get("matmul", {})),
         attention=AttentionModel(**attention | {"launch": parse(attention.get("launch", "0 us"), Dimension.TIME)}),
-        sustained=max(figures.get("sustained", 1.0), figures.get("training_sustained", 1.0)),
+        sustained=_find_sustained(figures),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
         kernel_bandwidth_default=figures.get("kernel_bandwidth_default", 1.0),
         reserved=parse(figures["reserved"], Dimension.SIZE) if "reserved" in figures else 0.0,
         computes_collectives=figures.get("computes_collectives", False),
     )
+
+
+def _find_sustained(figures: dict[str, Any]) -> float:
+    """Return the time of products in training over a burst: in steps, and with the power that the device may draw.
+
+    ``clock`` is the clock that this power allows over that of the relative whose products were timed under load.
+    """
+    slowdown: float = max(figures.get("sustained", 1.0), figures.get("training_sustained", 1.0))
+    return max(slowdown / figures.get("clock", 1.0), 1.0)
 
 
 def _build_matmul_model(figures: dict[str, Any]) -> MatmulModel:

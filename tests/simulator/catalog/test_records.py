@@ -142,3 +142,15 @@ def test_named_fabrics_have_their_published_figures() -> None:
 
 def test_a_larger_switch_has_no_more_nics() -> None:
     assert cluster("dgx-h100", 1, 16).first_node.nics == cluster("dgx-h100").first_node.nics
+
+
+def test_clocks_in_training_follow_steps_and_power() -> None:
+    # in loops of products the B200 sinks 1.416 times; with 1200 W instead of 1000 W the clock is 1.2 ** (1 / 3) = 1.063
+    # times as high
+    assert accelerator("gb200-186gb").sustained == pytest.approx(
+        accelerator("b200-180gb").sustained / 1.2 ** (1 / 3), rel=1e-3
+    )
+    # in steps the H100 sinks more than in loops (1.17), and what nobody timed under load as much as the median
+    assert accelerator("h100-80gb").sustained == accelerator("mi300x-192gb").sustained == 1.25
+    # chips with a fixed clock do not
+    assert accelerator("tpu-v5p-95gb").sustained == 1.0
