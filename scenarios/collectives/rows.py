@@ -17,7 +17,13 @@ from meshwise.scenarios.published.machine import build_machine
 from meshwise.scenarios.published.row import Row
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.calibration.collective_rows import Skipped
-from meshwise.simulator.calibration.nccl_tests import CollectiveRun, looks_like_nccl_tests, read_nccl_tests
+from meshwise.simulator.calibration.nccl_tests import (
+    MAX_SECONDS,
+    MIN_SECONDS,
+    CollectiveRun,
+    looks_like_nccl_tests,
+    read_nccl_tests,
+)
 from meshwise.simulator.collective import Algorithm, Collective
 from meshwise.simulator.files import JsonError, parse_json
 from meshwise.simulator.machine.cluster import Cluster
@@ -48,7 +54,7 @@ MAX_RANKS = 16_384
 _MAX_BYTES = 64 * 2**20
 _MAX_LINE = 10_000
 _MAX_ROWS = 1 << 18
-HOST_CLOCK = 63e-6
+HOST_CLOCK = 66e-6
 """Seconds that a host's clock reads beside a collective (docs/collective_accuracy.md, all sources that host-timed)."""
 
 
@@ -156,6 +162,8 @@ def _parse_row(line: str, number: int, source: str) -> MeasuredMessage:
     ranks = row.count("n_ranks", MAX_RANKS)
     if ranks is None:
         raise ValueError("n_ranks is a number above 0, met none")
+    if OPERATIONS[name] is Collective.SEND and ranks != 2:
+        raise ValueError(f"a send has 2 ranks, met {ranks}")
     nodes = row.count("n_nodes", MAX_RANKS) or 1
     if not row.states("n_nodes"):
         row.assume("n_nodes 1 (not stated)")
@@ -202,6 +210,8 @@ def _read_seconds(row: Row, name: str, ranks: int, size: float) -> float:
     """Return the stated time, or that which follows from a stated bandwidth as nccl-tests define it."""
     microseconds = row.number("time_us")
     if microseconds is not None:
+        if not MIN_SECONDS <= microseconds * 1e-6 <= MAX_SECONDS:
+            raise ValueError(f"time_us lies in 0.001 to 1e11, met {microseconds:g}")
         return microseconds * 1e-6
     bus_rate, rate = row.number("busbw_GBps"), row.number("algbw_GBps")
     factor = {"all_reduce": 2.0 * (ranks - 1) / ranks}.get(name, (ranks - 1) / ranks)
@@ -209,7 +219,12 @@ def _read_seconds(row: Row, name: str, ranks: int, size: float) -> float:
         factor = 1.0
     if rate is None and bus_rate is None:
         raise ValueError("time_us is a number above 0, met none, and neither algbw_GBps nor busbw_GBps")
-    return size / (rate * 1e9) if rate is not None else factor * size / ((bus_rate or 1.0) * 1e9)
+    seconds = size / (rate * 1e9) if rate is not None else factor * size / ((bus_rate or 1.0) * 1e9)
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise ValueError(
+            f"a collective takes {MIN_SECONDS:g} to {MAX_SECONDS:g} s, met {seconds:g} s from its bandwidth"
+        )
+    return seconds
 
 
 _ALGORITHMS = (("nvls", Algorithm.IN_SWITCH), ("collnet", Algorithm.IN_SWITCH), ("sharp", Algorithm.IN_SWITCH))

@@ -1,6 +1,7 @@
 """``meshwise accuracy``: predicted against measured over published runs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
 from meshwise.scenarios.inputs.cluster_file import load_cluster
+from meshwise.scenarios.intervals import GUESSED, NOT_UNDERSTOOD
 from meshwise.scenarios.machine_fit.run_fit import move_run
 from meshwise.scenarios.published.accuracy import (
     Prediction,
@@ -29,8 +31,10 @@ from meshwise.scenarios.published.accuracy import (
     summarize,
     to_csv,
 )
+from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.published.vocabulary.publishers import Split, list_publishers
 from meshwise.simulator.machine.factors import RunCalibration
+from meshwise.simulator.units import format_count
 
 
 def accuracy(
@@ -55,8 +59,8 @@ def accuracy(
     """Compare predictions with measured runs or collectives; what cannot be predicted is listed with its reason."""
     check_output(out, (".csv",))
     if is_collective_file(path):
-        if picture is not None or plots is not None:
-            raise ValueError("--picture and --plots go with training runs, met a file of collectives")
+        if any(option is not None for option in (picture, plots, cluster)) or judge or strict:
+            raise ValueError("--picture, --plots, --cluster, --judge and --strict go with runs, met collectives")
         _judge_collectives(path, out, as_json)
         return
     check_output(picture, (".png", ".svg"))
@@ -132,6 +136,18 @@ def _load_calibration(path: str) -> RunCalibration:
     return calibration
 
 
+def print_doubts(runs: Iterable[Run]) -> None:
+    """Note the words of runs that were not understood and the figures that were guessed, and how much is assumed."""
+    lines = Counter(line for run in runs for line in run.assumed)
+    doubts = [(line, count) for line, count in lines.most_common() if NOT_UNDERSTOOD in line or GUESSED in line]
+    for line, count in doubts[:_SHOWN]:
+        note(f"in {format_count(count, 'run')}: {line}")
+    if len(doubts) > _SHOWN:
+        note(f"and {len(doubts) - _SHOWN} more that are not understood")
+    if lines:
+        note(f"{format_count(len(lines), 'assumption')} in all; --out and --json list them")
+
+
 def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:
     rows = [
         (row.run.row_id, f"{row.step_time:.4g}", f"{row.run.step_time:.4g}", f"{row.error:+.1%}")
@@ -143,3 +159,4 @@ def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:
     print_accuracy(console(), result["sources"] | {"all": result["all"]})
     for reason, count in result["all"]["reasons"].items():
         note(f"skipped {count}: {reason}")
+    print_doubts(row.run for row in predictions if not row.skipped)

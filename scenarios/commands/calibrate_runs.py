@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from meshwise.scenarios.commands.accuracy import print_doubts
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output
 from meshwise.scenarios.inputs.cluster_document import build_cluster_document
@@ -122,7 +123,7 @@ def _print_fit(fit: RunFit) -> None:
             f"{deviation:.1%}",
             f"{prior_factor:.3f}",
             f"{prior_deviation:.1%}",
-            "fitted" if deviation < KNOWN * prior_deviation else "as before",
+            "told by the runs" if deviation < KNOWN * prior_deviation else "hardly told",
         )
         for name, factor, deviation, prior_factor, prior_deviation in list_factors(fit)
     ]
@@ -139,6 +140,7 @@ def _print_fit(fit: RunFit) -> None:
         note(f"runs of {len(machines)} accelerators, {', '.join(machines)}: the machine is that of {name}")
     for skipped in fit.skipped:
         note(f"skipped {skipped.name}: {skipped.reason}")
+    print_doubts(fit.used_runs)
 
 
 def _print_suggestions(suggestions: Sequence[Suggestion], count: int | None) -> None:

@@ -175,7 +175,8 @@ def find_device(row: Row) -> Device:
     device = _apply_power(row, _apply_bandwidth(row, name, device))
     if device.name:
         rates = f"{device.peak:g} TFLOP/s, {device.bandwidth:g} TB/s"
-        figures = rates if device.peak else "its own links" if device.link else f"{device.bandwidth:g} TB/s"
+        bandwidth = f"{device.bandwidth:g} TB/s" if device.bandwidth else "its own figures"
+        figures = rates if device.peak else "its own links" if device.link else bandwidth
         row.assume(f"{device.name}: as the accelerator of {device.preset} with {figures} by data sheet")
     return device
 
@@ -187,7 +188,10 @@ def _apply_power(row: Row, device: Device) -> Device:
     goes with the cube root of power (Chandrakasan et al. 1992, "Low-power CMOS digital design", section II).
     """
     match, usual_limit = POWER.search(normalise(row.words("accelerator"))), POWER_LIMITS.get(device.preset)
-    if match is None or usual_limit is None or device.pcie or not 0.4 <= float(match[1]) / usual_limit < 1:
+    own_peaks = {preset: peak for preset, peak, _ in _BY_FIGURES}
+    # a relative that is scaled to another peak has a limit of its own
+    is_relative = device.pcie or device.peak not in (0, own_peaks.get(device.preset))
+    if match is None or usual_limit is None or is_relative or not 0.4 <= float(match[1]) / usual_limit < 1:
         return device
     clock = (float(match[1]) / usual_limit) ** (1 / 3)
     row.assume(f"products and attention at {clock:.2f} of their rate: {match[1]} W of {usual_limit:g} W")

@@ -22,6 +22,8 @@ def read_recompute(row: Row, layers_a_stage: int) -> Recomputation | None:
         row.assume(f"recompute left out, for {words[:40]!r} is a default and not what the run states")
         return None
     counts = {("full" if name == "recompute" else name[:6]): value for name, value in _COUNTS.findall(words)}
+    if counts.get("full") == "true":
+        return Recompute.FULL
     for name, layer in (("full", Recompute.FULL), ("select", Recompute.SELECTIVE)):
         if counts.get(name, "").startswith("["):
             return _average_lists(row, layer, counts[name])
@@ -83,11 +85,11 @@ def _limit_layers(row: Row, layer: Recompute, words: str, layers: int) -> Recomp
         r"(?:num[-_ ]layers|recompute[-_ ]layers)\W{1,3}(\d+)|(?:block\W{1,3})?\b(\d+)(?: layers|$)", words.strip()
     )
     if percent_match and 0 < float(percent_match[1]) < 100:
-        num_recomputed = ceil(layers * float(percent_match[1]) / 100)
+        num_recomputed = max(1, ceil(layers * float(percent_match[1]) / 100))
     elif fraction_match and 0 < int(fraction_match[1]) < int(fraction_match[2]):
-        num_recomputed = ceil(layers * int(fraction_match[1]) / int(fraction_match[2]))
+        num_recomputed = max(1, ceil(layers * int(fraction_match[1][:9]) / int(fraction_match[2][:9])))
     elif interval_match:
-        num_recomputed = ceil(layers / max(1, int(interval_match[1] or interval_match[3] or 2)))
+        num_recomputed = max(1, ceil(layers / max(1, int((interval_match[1] or interval_match[3] or "2")[:9]))))
     elif count_match and "block" in words and 0 < int(count_match[1] or count_match[2]) < layers:
         num_recomputed = int(count_match[1] or count_match[2])
     else:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
 from meshwise.scenarios.files.errors import format_value
@@ -47,6 +48,23 @@ _FIGURES: Mapping[str, tuple[re.Pattern[str], ...]] = {
 """Figures that are read in the texts of machines, in which words with figures have meanings of their own."""
 
 
+FIELDS = (
+    *WORD_FIELDS, *FLAGS,
+    "row_id", "source_id", "model", "n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn_hidden", "vocab",
+    "seq_len", "n_params", "moe_experts", "moe_topk", "moe_ffn_hidden", "moe_shared_ffn_hidden", "n_dense_layers",
+    "framework", "software", "accel_mem_gb", "n_devices", "devices_per_node", "nic_gbps_per_device", "dp", "tp", "pp",
+    "cp", "ep", "vpp", "fsdp_shards", "micro_batch", "grad_accum", "global_batch", "plan_note", "status", "step_time_s",
+    "tokens_per_s_per_device", "samples_per_s_per_device", "peak_mem_gib", "peak_mem_kind", "peak_mem_reserved_gib",
+    "mem_note", "peak_tflops_used", "derived_fields", "cp_comm_type", "tier",
+)  # fmt: skip
+"""Fields that are read; others, such as where a row was found, may stand beside them."""
+NEAR_NAME = 0.87
+"""Similarity from which an unknown field is a misspelt known one (``difflib.get_close_matches``)."""
+MAX_FIELDS = 500
+
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+_UNIT = re.compile(r"[0-9.]\s*([a-zA-Z]*)\s*$")
+
 _NUMBER = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*([eE][-+]?[0-9]+)?)\s*([kKmM](?![a-zA-Z])|)(?!\s*[-x*/~.][0-9])")
 """A number with an optional k or m; it does not match one of several numbers, as in ``8x400`` or ``1-4``."""
 
@@ -88,7 +106,14 @@ class Row:
         if isinstance(value, str) and (match := _NUMBER.match(value)):
             # 32k tokens of context are 32,768
             thousand = 1024.0 if name == "seq_len" else 1000.0
+            text = value
             value = float(re.sub("[_,]", "", match[1])) * {"": 1.0, "k": thousand, "m": thousand**2}[match[3].lower()]
+            if name.endswith("_time_s"):
+                unit = _UNIT.search(text)
+                if unit is None or unit[1].lower() not in _SECONDS:
+                    units = ", ".join(filter(None, _SECONDS))
+                    raise Skip(f"{name} is in seconds, or has one of the units {units}, met {text[:40]!r}")
+                value = float(match[1].replace(",", "").replace("_", "")) * _SECONDS[unit[1].lower()]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
             raise Skip(f"{name} is a number above 0, met {format_value(value)}")
         return float(value)
@@ -153,7 +178,17 @@ class Row:
 
     def misreadings(self) -> dict[str, str]:
         """Return by field what of its text is not understood, with the nearest known word."""
-        return {name: fault for name in (*WORD_FIELDS, *FLAGS) if (fault := self._describe_misreading(name))}
+        faults = {name: fault for name in (*WORD_FIELDS, *FLAGS) if (fault := self._describe_misreading(name))}
+        return faults | self.list_misspelt()
+
+    def list_misspelt(self) -> dict[str, str]:
+        """Return the fields that are not known but are spelt like a known one that the row lacks, with that one."""
+        result = {}
+        for name in list(self.fields)[:MAX_FIELDS]:
+            if name not in FIELDS and (near := get_close_matches(str(name)[:40], FIELDS, 1, NEAR_NAME)):
+                if near[0] not in self.fields:
+                    result[name] = f"no such field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
+        return result
 
     def _describe_misreading(self, name: str) -> str:
         if name == "recompute_detail" and isinstance(self.fields.get(name), dict | list):
@@ -166,6 +201,8 @@ class Row:
 
     def note_words(self, *names: str) -> None:
         """Note the words of fields, of all that have words where none is named, that are not understood or not used."""
+        for field, fault in {} if names else self.list_misspelt().items():
+            self.assume(f"{format_value(field)}: {fault}")
         for name in names or (*WORD_FIELDS, *FLAGS):
             fault = self._describe_misreading(name)
             if fault:

@@ -7,6 +7,7 @@ published rows.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,6 +28,8 @@ OPERATIONS = {
 STATED_FIELDS = ("accelerator", "intra_node_link", "inter_node_link", "nic_gbps_per_device", "source_id")
 """Fields of published rows that a comment line of a text may state."""
 
+MIN_SECONDS, MAX_SECONDS = 1e-9, 1e5
+"""Seconds between which a measured collective lies."""
 _MAX_LINES = 1 << 18
 _MAX_LINE = 4000
 _MAX_RUNS = 4096
@@ -257,7 +260,7 @@ def _read_row(draft: _Draft, cells: Sequence[str], number: int) -> str:
         return f"a line of a table has a time in us, met {' '.join(cells)[:60]!r}"
     draft.line = draft.line or number
     draft.redop = table.get("redop", [""])[0]
-    draft.wrong += sum(cell.isdigit() and int(cell[:9]) > 0 for cell in table.get("wrong", []))
+    draft.wrong += sum(cell.isascii() and cell.isdigit() and int(cell[:9]) > 0 for cell in table.get("wrong", []))
     rates = [_parse_number(table.get(name, [""])[0]) for name in ("algbw", "busbw")]
     if rates[0] and rates[1] is not None:
         draft.ratios.append((rates[0], rates[1] / rates[0]))
@@ -279,12 +282,12 @@ def _is_number(cell: str) -> bool:
 
 
 def _parse_number(cell: str) -> float | None:
-    return float(cell) if re.fullmatch(r"\d{1,15}(\.\d{1,9})?(e[-+]?\d{1,3})?", cell) else None
+    return float(cell) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?(e[-+]?[0-9]{1,3})?", cell) else None
 
 
 def _parse_seconds(cells: Sequence[str], index: int) -> float | None:
     microseconds = _parse_number(cells[index]) if len(cells) > index else None
-    return microseconds * 1e-6 if microseconds else None
+    return microseconds * 1e-6 if microseconds and MIN_SECONDS <= microseconds * 1e-6 <= MAX_SECONDS else None
 
 
 def _finish(draft: _Draft, runs: list[CollectiveRun], skipped: list[Skipped]) -> None:
@@ -332,9 +335,10 @@ def _count_devices(draft: _Draft, assumptions: list[str]) -> tuple[int, int, int
     listed = len(draft.devices)
     numbers = [rank for rank, _, _ in draft.devices]
     if len(set(numbers)) < listed:
+        rank, times = Counter(numbers).most_common(1)[0]
         raise ValueError(
-            f"ranks are listed once each, met rank {max(numbers, key=numbers.count)} {listed} times: built without "
-            "MPI, every process measured alone"
+            f"ranks are listed once each, met rank {rank} {times} times: built without MPI, "
+            "every process measured alone"
         )
     hosts = [len(list(group)) for _, group in groupby(sorted(host for _, host, _ in draft.devices))]
     processes = _PROCESSES.search(draft.command)

@@ -96,8 +96,8 @@ def main(arguments: Sequence[str]) -> int:
         with open(arguments[0], encoding="utf-8") as file:
             fields = {row["row_id"]: row for row in map(json.loads, file)}
         print_table(HEAD, list(list_lines(list(list_pairs([fields[run.row_id] for run in runs], predict_all(runs))))))
-    except (OSError, ValueError) as error:
-        note(str(error))
+    except (KeyError, OSError, ValueError) as error:
+        note(f"{arguments[0]}: {error!s}")
         return BAD_INPUT
     return 0
 
