@@ -14,7 +14,12 @@ from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.fitting import NothingFits, build_shortfall_document, explain_shortfall, proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
-from meshwise.scenarios.intervals import estimate_problem_risk, find_risk_limit, find_uncertainty
+from meshwise.scenarios.intervals import (
+    estimate_problem_risk,
+    find_risk_limit,
+    find_step_interval,
+    find_uncertainty,
+)
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.simulator.engine import simulate
@@ -111,9 +116,6 @@ def parse_question(text: str) -> dict[str, Any]:
 
 Section = tuple[str, Any]
 """A name, and JSON-ready data."""
-
-QUANTILE = 0.95
-"""The quantile of step time in what is said of every plan; the interval goes from 1 - `QUANTILE` to it."""
 
 
 class Explanation:
@@ -286,11 +288,10 @@ class Explanation:
 
     def _describe_trial(self, trial: Trial) -> dict[str, Any]:
         evaluation, device = trial.evaluation, self.problem.cluster.accelerator
-        quantiles = (1 - QUANTILE, QUANTILE)
         return {
             "plan": trial.plan.describe(),
             "step_time": evaluation.step_time,
-            "step_time_interval": [self.uncertainty.step_time_quantile(evaluation.step_time, q) for q in quantiles],
+            "step_time_interval": list(find_step_interval(self.problem, evaluation.step_time)),
             "peak_memory": evaluation.peak_memory,
             "memory_capacity": device.memory,
             "memory_usable": self.problem.usable_memory(device),

@@ -1,7 +1,7 @@
 """How far a prediction may be off: 90 % intervals from the errors on published runs, and the memory margin.
 
-The half widths are in ``prediction_intervals.json``, which `tests.studies.interval_calibration` fits and writes; its
-method is told there.
+The ends of intervals and the half widths of risks are in ``prediction_intervals.json``, which
+`tests.studies.interval_calibration` fits and writes; the methods are told there and in `tests.studies.interval_ends`.
 """
 
 import json
@@ -17,7 +17,7 @@ from meshwise.simulator.catalog import list_timed_products
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.factors import RunCalibration
 from meshwise.simulator.units import format_count
-from meshwise.strategies.allocation.planned import PLANNING_FAMILIES
+from meshwise.strategies.allocation.planned import plans_memory
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.framework import ENTRIES, UNKNOWN
 from meshwise.strategies.plan.problem import Problem, Training
@@ -50,7 +50,7 @@ class Category(StrEnum):
     OPEN = "plan open"
     """The same, and recompute or microbatch is the first that fits, for the row states none."""
     UNKNOWN = "framework not known"
-    """Nobody knows what runs the step: the widest interval of all holds."""
+    """Nobody knows what runs the step: the ends are those of all runs together."""
     UNTIMED = "kernels not timed"
     """No kernel of the accelerator was timed: its products come from data sheets."""
     UNREAD = "words not understood"
@@ -79,6 +79,16 @@ def step_time_interval(step_time: float, run_category: Category, calibration: Ru
         return build_interval(step_time, calibration.find_half_width(_load_figures()["coverage"]))
     is_known = run_category not in (Category.UNKNOWN, Category.UNREAD)
     return _apply_ends(step_time, _load_figures()["step_time_ends"]["known" if is_known else "unknown"])
+
+
+def find_step_interval(problem: Problem, step_time: float, assumptions: Sequence[str] = ()) -> Interval:
+    """Return the interval of a step of a problem, under the assumptions of its scenario."""
+    return step_time_interval(step_time, _find_problem_category(problem, assumptions), problem.cluster.calibration)
+
+
+def _find_problem_category(problem: Problem, assumptions: Sequence[str]) -> Category:
+    is_unknown = problem.training.framework == UNKNOWN.name
+    return Category.UNKNOWN if is_unknown else find_category(problem.cluster, assumptions)
 
 
 def peak_memory_interval(peak: float, framework: str = UNKNOWN.name) -> Interval:
@@ -120,8 +130,7 @@ def memory_margin(risk: float, *, is_caching: bool, is_known: bool = True) -> fl
 
 def caches_blocks(training: Training, cluster: Cluster) -> bool:
     """Return whether the allocator caches blocks: not with planned memory, expandable segments or on a CPU."""
-    blocks = ENTRIES[training.framework].family not in PLANNING_FAMILIES and not training.expandable_segments
-    return blocks and not any(device.computes_collectives for device in cluster.accelerators)
+    return not (plans_memory(training, cluster) or training.expandable_segments)
 
 
 UNCHECKED_FAMILY = "autograd"
@@ -152,9 +161,7 @@ def find_risk_limit(problem: Problem) -> float | None:
 
 def find_uncertainty(problem: Problem, assumptions: Sequence[str] = ()) -> Uncertainty:
     """Return how far predictions for a problem may be off, under the assumptions of its scenario."""
-    is_unknown = problem.training.framework == UNKNOWN.name
-    run_category = Category.UNKNOWN if is_unknown else find_category(problem.cluster, assumptions)
-    uncertainty = build_uncertainty(run_category, **_describe_memory(problem))
+    uncertainty = build_uncertainty(_find_problem_category(problem, assumptions), **_describe_memory(problem))
     calibration = problem.cluster.calibration
     if calibration is None:
         return uncertainty

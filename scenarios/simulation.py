@@ -16,9 +16,8 @@ from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.intervals import (
     Interval,
     describe_peak_runs,
-    find_category,
+    find_step_interval,
     peak_memory_interval,
-    step_time_interval,
 )
 from meshwise.scenarios.memory_forecast import forecast_memory
 from meshwise.simulator.brief import brief_repr
@@ -73,7 +72,7 @@ class StageMemory:
 class Simulation:
     """The simulation of one step of a plan, in seconds, bytes, FLOP/s and fractions.
 
-    Intervals contain 90 % of the measured runs that they are fitted to (`meshwise.scenarios.intervals`). ``fits`` says
+    Intervals contain 90 % of the runs of publishers that are left out (`meshwise.scenarios.intervals`). ``fits`` says
     whether every host has enough memory, and every device including what the allocator reserves beside tensors;
     ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
     when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
@@ -194,8 +193,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     tokens = training.global_batch * training.sequence / timeline.step_time
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
-    run_category = find_category(problem.cluster, assumptions)
-    interval = step_time_interval(timeline.step_time, run_category, problem.cluster.calibration)
+    interval = find_step_interval(problem, timeline.step_time, assumptions)
     forecast = forecast_memory(SimulatedCost(problem), plan, assumptions)
     return Simulation(
         problem=problem,

@@ -185,9 +185,9 @@ class Row:
         """Return the fields that are not known but are spelt like a known one that the row lacks, with that one."""
         result = {}
         for name in list(self.fields)[:MAX_FIELDS]:
-            if name not in FIELDS and (near := get_close_matches(str(name)[:40], FIELDS, 1, NEAR_NAME)):
-                if near[0] not in self.fields:
-                    result[name] = f"no such field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
+            near = [] if name in FIELDS else get_close_matches(str(name)[:40], FIELDS, 1, NEAR_NAME)
+            if near and near[0] not in self.fields:
+                result[name] = f"no such field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
         return result
 
     def _describe_misreading(self, name: str) -> str:

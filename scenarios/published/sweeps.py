@@ -1,8 +1,8 @@
 """What a publisher leaves open is chosen once for a whole sweep, never run by run.
 
-A sweep is the runs of one source with one model on one accelerator, in one precision and for one task, all or none with
-fully sharded parameters: what is trained, in which numbers and by which engine has settings of its own, while degrees
-and batches are what a sweep varies. Its runs that did not lack memory prove what fits: the least ZeRO stage with which
+A sweep is the runs of one source with one model on one accelerator, in one precision and for one task, all or none of
+them stating ZeRO 3: what is trained, in which numbers and by which engine has settings of its own, while degrees and
+batches are what a sweep varies. Its runs that did not lack memory prove what fits: the least ZeRO stage with which
 the states of all of them fit, then the least recomputation, then the largest microbatch with which all of them fit.
 Measured times have no part in it. A run that lacked memory takes the same choice.
 """

@@ -140,8 +140,8 @@ def _run_events(
             requested += size
             result[1] = max(result[1], requested)
             slot_sizes[slot] = size
-            rounded = (size + 511) // 512 * 512
-            is_small = rounded <= 1048576
+            rounded = (size + ROUNDING - 1) // ROUNDING * ROUNDING
+            is_small = rounded <= SMALL_SIZE
             pool = 2 * streams[event] + (0 if is_small else 1)
             place = find_place(pool, rounded, 0)
             end = pool * stride + free_counts[pool]
@@ -154,15 +154,15 @@ def _run_events(
                 tail, grows = tails[pool], False
                 if is_expandable:
                     grows = tail >= 0 and is_free[tail] > 0
-                    page = 2097152 if is_small else 20971520
+                    page = SMALL_SEGMENT if is_small else MEDIUM_SEGMENT
                     missing = rounded - block_sizes[tail] if grows else rounded
                     segment = (missing + page - 1) // page * page
                 elif is_small:
-                    segment = 2097152
-                elif rounded < 10485760:
-                    segment = 20971520
+                    segment = SMALL_SEGMENT
+                elif rounded < MEDIUM_SIZE:
+                    segment = MEDIUM_SEGMENT
                 else:
-                    segment = (rounded + 2097151) // 2097152 * 2097152
+                    segment = (rounded + SMALL_SEGMENT - 1) // SMALL_SEGMENT * SMALL_SEGMENT
                 if (releases_first or reserved + segment > limit) and not is_expandable:
                     for other in range(len(tails)):
                         start = kept = other * stride
@@ -200,7 +200,7 @@ def _run_events(
                         tails[pool] = best
             rest = block_sizes[best] - rounded
             slot_blocks[slot] = best
-            if rest < 512 or (rest <= 1048576 and not is_small and not is_expandable):
+            if rest < ROUNDING or (rest <= SMALL_SIZE and not is_small and not is_expandable):
                 continue
             block = num_blocks
             num_blocks += 1

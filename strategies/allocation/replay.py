@@ -75,7 +75,7 @@ class PlanReplay:
     def _reserve_even(self, plan: Plan, limit: int) -> Reserved:
         allocated = self.memory.allocated(plan)
         peak = int(allocated.max())
-        if plans_memory(self.problem):
+        if plans_memory(self.problem.training, self.problem.cluster):
             return Reserved(peak, peak, peak)
         fullest = [position for position in np.argsort(-allocated)[:NUM_RANKS] if allocated[position] > NEAR * peak]
         rows = [self._reserve_rank(plan, int(position), limit) for position in fullest]

@@ -37,13 +37,10 @@ from meshwise.strategies.plan.framework import ENTRIES
 
 from .factor_priors import StepsByPublisher, measure_steps
 from .few_shot import COUNTS, judge_publishers
-from .interval_ends import is_timed, leave_publishers_out, list_time_deviations
+from .interval_ends import FEWEST_RUNS, is_timed, measure_left_out_coverage
 
 TITLE = "Predicted against measured, by publisher"
 PAGE, DATA = "publishers.md", "publishers.json"
-
-FEWEST_RUNS = 10
-"""Timed runs from which a publisher counts in the medians."""
 
 FACTORS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
 """Factors of training over a burst that are tried where the publisher of the fitted one is left out."""
@@ -141,9 +138,7 @@ def summarize_publishers(
     for row in predictions:
         members[find_publisher(row.run.source).name].append(row)
     refit = fit_others(predictions)
-    deviations = list_time_deviations(predictions)
-    names = {deviation.publisher for deviation in deviations}
-    coverage = leave_publishers_out(deviations, 0.92) if len(names) > 1 else {}
+    coverage = measure_left_out_coverage(predictions)
     shots = judge_publishers(steps_by_publisher) if steps_by_publisher else {}
     lines = []
     for name, rows in sorted(members.items(), key=lambda entry: entry[0].lower()):

@@ -133,16 +133,30 @@ def is_known(row: Prediction) -> bool:
     return run_category not in (Category.UNKNOWN, Category.UNREAD)
 
 
+def list_known_deviations(predictions: Iterable[Prediction]) -> list[Deviation]:
+    """Return the deviations to which the ends of steps that are understood are fitted."""
+    return drop_small(list_time_deviations(row for row in predictions if is_timed(row) and is_known(row)))
+
+
+def measure_left_out_coverage(predictions: Sequence[Prediction]) -> dict[str, float]:
+    """Return for every publisher the fraction of its steps inside the interval that all others give."""
+    deviations = list_known_deviations(predictions)
+    if len({deviation.publisher for deviation in deviations}) < 2:
+        return {}
+    return leave_publishers_out(deviations, choose_level(deviations))
+
+
 def fit_step_ends(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return the ends of step times: of runs that are understood, and of any run whatever its row states."""
-    timed = [row for row in predictions if is_timed(row)]
-    known = list_time_deviations(filter(is_known, timed))
+    """Return the ends of step times: of runs that are understood, and of all runs whatever their rows state."""
     every_run = [
         Deviation(log(row.run.step_time / row.step_time), find_publisher(row.run.source).name)
         for row in predictions
         if row.step_time and row.run.step_time and row.run.scenario
     ]
-    return {"known": _describe_ends(drop_small(known)), "unknown": _describe_ends(drop_small(every_run))}
+    return {
+        "known": _describe_ends(list_known_deviations(predictions)),
+        "unknown": _describe_ends(drop_small(every_run)),
+    }
 
 
 def fit_peak_ends(predictions: Sequence[Prediction]) -> dict[str, Any]:
