@@ -123,7 +123,8 @@ def _find_sustained(figures: dict[str, Any]) -> float:
     ``clock`` is the clock that this power allows over that of the relative whose products were timed under load.
     """
     slowdown: float = max(figures.get("sustained", 1.0), figures.get("training_sustained", 1.0))
-    return max(slowdown / figures.get("clock", 1.0), 1.0)
+    clock: float = figures.get("clock", 1.0)
+    return max(slowdown / clock, 1.0)
 
 
 def _build_matmul_model(figures: dict[str, Any]) -> MatmulModel:
