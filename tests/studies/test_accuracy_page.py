@@ -48,7 +48,7 @@ def test_one_source_alone_is_refused_in_one_message(tmp_path: Path, capsys) -> N
     rows = [row for row in RUNS.read_text("utf-8").splitlines() if '"simumax_b200"' in row]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     assert main([str(tmp_path / "rows.jsonl"), str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "leaving a group out needs two, met simumax_b200 alone\n"
+    assert capsys.readouterr().err == "leaving a group out needs two, met Moore Threads alone\n"
     assert not (tmp_path / "README.md").exists()
 
 
