@@ -199,7 +199,7 @@ def _build_intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
     yield Section(
         "Intervals of runs that were left out",
         (
-            "Each source is judged by intervals fitted without it, then each network (by its sizes) by intervals "
+            "Each publisher is judged by intervals fitted without it, then each network (by its sizes) by intervals "
             "fitted without it. Width: the upper end over the prediction, the median of the source.",
             _describe_outside(group_coverage(sources, "source")),
         ),
