@@ -229,10 +229,12 @@ def operation(span: Span) -> str:
 def assign_owners(spans: Sequence[Span], length: float) -> Iterator[tuple[float, Span | None]]:
     """Yield durations in s, in order, with the span each is assigned to; ``None`` where nothing runs.
 
-    The durations sum to ``length``. Among spans of one kind the one that started first owns the instant.
+    The durations sum to ``length``: of spans that stick out of the step, only what lies in it counts. Among spans of
+    one kind the one that started first owns the instant.
     """
     by_start = sorted(spans, key=lambda span: span.start)
-    moments = sorted({0.0, length, *(moment for span in spans for moment in (span.start, span.end))})
+    bounds = (moment for span in spans for moment in (span.start, span.end))
+    moments = sorted({0.0, length, *(moment for moment in bounds if 0.0 <= moment <= length)})
     # a heap by (priority of the kind, order of start): its top owns the current instant
     running: list[tuple[int, int, Span]] = []
     position = 0
