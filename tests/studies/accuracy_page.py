@@ -178,14 +178,19 @@ def _average_orders(groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int,
 
 
 def _build_intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
-    fitted = fit_figures(predictions, "")["step_time"]
+    figures = fit_figures(predictions, "")
+    fitted, ends = figures["step_time"], figures["step_time_ends"]
     yield Section(
-        "Intervals of the step time",
+        "Risk that a step takes longer",
         (
-            "90 % intervals from the errors above: as far to both sides in logarithms as the 90 % "
-            "quantile of the errors of like runs, where every source counts the same however many rows it has (split "
-            "conformal prediction; scenarios/intervals.py has the method and its papers). What is like is known "
-            "before a run is measured:",
+            "Widths from which the risk of a slower step is computed, from the errors above: as far to both sides in "
+            "logarithms as the 90 % quantile of the errors of like runs, where every source counts the same however "
+            "many rows it has (split conformal prediction; tests/studies/interval_calibration.py has the method and "
+            "its papers). What is like is known before a run is measured:",
+            "The interval that simulate prints has an end of its own to each side, at which publishers left out have "
+            f"90 % in the mean: {_describe_ends(ends['known'])} of the prediction where framework and kernels are "
+            f"known, {_describe_ends(ends['unknown'])} where not. publishers.md in this folder says how many runs of "
+            "each publisher left out lie inside.",
         ),
         (
             ("category", "what is known", "rows", "sources", "interval"),
@@ -197,16 +202,20 @@ def _build_intervals(predictions: Sequence[Prediction]) -> Iterator[Section]:
     )
     sources, networks = leave_out(predictions, source_of), leave_out(predictions, network_of)
     yield Section(
-        "Intervals of runs that were left out",
+        "Widths for runs that were left out",
         (
-            "Each publisher is judged by intervals fitted without it, then each network (by its sizes) by intervals "
+            "Each publisher is judged by widths fitted without it, then each network (by its sizes) by widths "
             "fitted without it. Width: the upper end over the prediction, the median of the source.",
             _describe_outside(group_coverage(sources, "source")),
         ),
         _build_left_out_table(sources, networks),
         "intervals.png",
-        "Measured over predicted on intervals that were fitted without the source",
+        "Measured over predicted within widths that were fitted without the source",
     )
+
+
+def _describe_ends(fit: Mapping[str, Any]) -> str:
+    return f"x {exp(fit['low']):.2f} to {exp(fit['high']):.2f}"
 
 
 def _describe_interval(fit: Mapping[str, Any]) -> str:
@@ -220,7 +229,7 @@ def _describe_outside(coverages: Mapping[str, Coverage]) -> str:
         for name, coverage_of_source in coverages.items()
         if coverage_of_source.inside < COVERAGE - 0.05
     ]
-    return f"Sources whose runs the intervals hold too seldom, below 85 %: {', '.join(low) or 'none'}."
+    return f"Sources whose runs the widths contain too seldom, below 85 %: {', '.join(low) or 'none'}."
 
 
 def _build_left_out_table(sources: Sequence[HeldOutRun], networks: Sequence[HeldOutRun]) -> Table:
@@ -245,17 +254,17 @@ def _build_left_out_table(sources: Sequence[HeldOutRun], networks: Sequence[Held
 def _build_memory(predictions: Sequence[Prediction], result: Mapping[str, Any]) -> Section:
     memory_figures = fit_figures(predictions, "")
     error, ratio = result["all"]["memory"], memory_figures["reserved_over_allocated"]
-    width = 100 * (exp(memory_figures["peak_memory"]["half_width"]) - 1)
-    sources = ", ".join(memory_figures["peak_memory"]["sources"])
+    ends, both = memory_figures["peak_memory_ends"]["all"], ", ".join(ratio["sources"])
     return Section(
         "Peak memory",
         (
-            f"{error['count']} runs state their peak ({sources}): mean error {100 * error['mape']:.2f} %, "
-            f"largest {100 * error['max']:.2f} %; the 90 % interval is {width:.2f} % to both sides, "
-            "which says little of other frameworks.",
-            f"The allocator of the same runs held {ratio['least']:.2f} to {ratio['largest']:.2f} times what it gave to "
-            f"tensors (median {ratio['median']:.2f}). fits asks that what the allocator holds "
-            "finds room with a probability of 95 %.",
+            f"{error['count']} runs state their peak: mean error {100 * error['mape']:.2f} %, largest "
+            f"{100 * error['max']:.2f} %, each against the kind of peak that it states; memory.md in this folder has "
+            f"every kind and source. The 90 % interval that simulate prints is {_describe_ends(ends)} of the "
+            "prediction, for publishers left out.",
+            f"Where runs state both ({both}), the allocator held {ratio['least']:.2f} to {ratio['largest']:.2f} times "
+            f"what it gave to tensors (median {ratio['median']:.2f}). fits asks that what the allocator holds finds "
+            "room with a probability of 95 %.",
         ),
     )
 

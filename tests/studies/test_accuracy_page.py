@@ -41,7 +41,7 @@ def test_the_figures_of_the_page_are_those_of_the_summary() -> None:
         assert cells[8] == f"{100 * row['step_time_interval']['inside']:.1f} %"
     counts = Counter(find_publisher(row.run.source).name for row in predictions if is_timed(row))
     for name, count in counts.items():
-        assert line(text, "Intervals of runs that were left out", name)[1] == str(count)
+        assert line(text, "Widths for runs that were left out", name)[1] == str(count)
     assert line(text, "Other simulators", "meshwise")[2] == (
         f"{100 * result['sources']['korthikanti_tab5']['step_time']['max']:.1f} %"
     )
