@@ -66,11 +66,6 @@ def is_torchtitan(row: Row) -> bool:
     return find_entry(row).name == "torchtitan"
 
 
-def is_xla(row: Row) -> bool:
-    """Return whether XLA compiles the training step of a row."""
-    return find_entry(row).family == "xla"
-
-
 def is_compiled(row: Row) -> bool:
     """Return whether a compiler fuses the operators of a row's layers, or a graph replays its steps."""
     is_stated_compiled = row.flag("compiled")
