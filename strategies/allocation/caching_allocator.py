@@ -132,6 +132,13 @@ def _run_events(
                 high = middle
         return low
 
+    def take_block(pool: Any, place: Any) -> None:
+        """Take the block at a place out of the free blocks of a pool."""
+        is_free[free_blocks[place]] = 0
+        end = pool * stride + free_counts[pool]
+        free_blocks[place : end - 1] = free_blocks[place + 1 : end]
+        free_counts[pool] -= 1
+
     for pool in range(len(tails)):
         tails[pool] = -1
     for event in range(len(slots)):
@@ -144,12 +151,9 @@ def _run_events(
             is_small = rounded <= SMALL_SIZE
             pool = 2 * streams[event] + (0 if is_small else 1)
             place = find_place(pool, rounded, 0)
-            end = pool * stride + free_counts[pool]
-            if place < end:
+            if place < pool * stride + free_counts[pool]:
                 best = free_blocks[place]
-                free_blocks[place : end - 1] = free_blocks[place + 1 : end]
-                free_counts[pool] -= 1
-                is_free[best] = 0
+                take_block(pool, place)
             else:
                 tail, grows = tails[pool], False
                 if is_expandable:
@@ -182,10 +186,7 @@ def _run_events(
                 if grows:
                     best = tail
                     place = find_place(pool, block_sizes[best], addresses[best])
-                    end = pool * stride + free_counts[pool]
-                    free_blocks[place : end - 1] = free_blocks[place + 1 : end]
-                    free_counts[pool] -= 1
-                    is_free[best] = 0
+                    take_block(pool, place)
                     block_sizes[best] += segment
                 else:
                     best = num_blocks
@@ -219,10 +220,7 @@ def _run_events(
             for neighbour in (previous[block], following[block]):
                 if neighbour >= 0 and is_free[neighbour] > 0:
                     place = find_place(pool, block_sizes[neighbour], addresses[neighbour])
-                    end = pool * stride + free_counts[pool]
-                    free_blocks[place : end - 1] = free_blocks[place + 1 : end]
-                    free_counts[pool] -= 1
-                    is_free[neighbour] = 0
+                    take_block(pool, place)
                     first, second = (neighbour, block) if neighbour == previous[block] else (block, neighbour)
                     block_sizes[first] += block_sizes[second]
                     following[first] = following[second]
