@@ -187,7 +187,7 @@ class Row:
         for name in list(self.fields)[:MAX_FIELDS]:
             near = [] if name in FIELDS else get_close_matches(str(name)[:40], FIELDS, 1, NEAR_NAME)
             if near and near[0] not in self.fields:
-                result[name] = f"no such field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
+                result[name] = f"this field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
         return result
 
     def _describe_misreading(self, name: str) -> str:

@@ -350,11 +350,14 @@ def draw_left_out(predictions: Sequence[Prediction], path: Path) -> None:
             classes[held_out_run.source].append(IntervalRow(row.run.step_time / row.step_time, held_out_run.factor))
     total_coverage = measure_coverage(held_out_runs)
     facts = (
-        f"90 % intervals of the step time, each fitted without the source it is shown on, hold "
+        "90 % widths around the predicted step time, each fitted without the publisher that is shown, contain "
         f"{_format_percent(total_coverage.inside)} of {total_coverage.runs} runs; orange: outside"
     )
     draw_intervals(
-        {name: classes[name] for name in sorted(classes)}, path, title="Intervals of sources left out", facts=facts
+        {name: classes[name] for name in sorted(classes)},
+        path,
+        title="Widths of risk, publishers left out",
+        facts=facts,
     )
 
 
