@@ -118,6 +118,8 @@ def _check_batch(training: Training, plan: Plan) -> Iterator[str]:
 
 def _check_precision(training: Training, layout: Layout) -> Iterator[str]:
     gradient_precision = training.gradient_precision
+    if training.state_precision != "fp32":
+        yield f"state_precision: the executor's moments are fp32, met {training.state_precision}; nearest: fp32"
     if training.precision not in PRECISIONS:
         remark = "; it scales no losses, without which gradients in fp16 vanish" if training.precision == "fp16" else ""
         known_precisions = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"

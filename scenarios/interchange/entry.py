@@ -153,6 +153,8 @@ COMMON_ENTRIES = (
     *list_fixed("its rank order is fixed", order=AXES, placement=()),
     *list_fixed("its collectives are decentralised", gradient_reduction="all_reduce"),
     *list_fixed("its tensor parallelism has one axis", tensor_rows=1),
+    fix_field("training.state_precision", "fp32", "moments in other precisions are not in the field map"),
+    fix_field("training.fp8_scaling", None, "recipes of fp8 are not in the field map"),
     fix_field("training.frozen", False, "adapters are not in the field map"),
     Entry((), ("training.framework", "training.composed", "training.gathers_logits")),
     Entry((), ("model.name", "training.expandable_segments")),

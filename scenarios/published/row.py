@@ -21,8 +21,8 @@ _HEAD = re.compile(r"[^(\[{,;]*")
 
 WORD_FIELDS = (
     "schedule", "recompute", "recompute_detail", "precision", "optimizer", "attention_kernel", "ffn_type", "offload",
-    "zero_stage", "norm_kernel", "gradient_precision", "loss", "arch", "accelerator", "intra_node_link",
-    "inter_node_link",
+    "zero_stage", "norm_kernel", "gradient_precision", "state_precision", "loss", "arch", "accelerator",
+    "intra_node_link", "inter_node_link",
 )  # fmt: skip
 """Fields with a vocabulary of their own in ``vocabulary/aliases.json``."""
 FLAGS = ("sequence_parallel", "dp_overlap", "tp_overlap", "tied_embeddings", "compiled")

@@ -4,6 +4,7 @@ import re
 
 from meshwise.scenarios.published.frameworks import find_entry, gathers_logits, list_composed, memory_conventions
 from meshwise.scenarios.published.row import Row
+from meshwise.scenarios.published.vocabulary.reading import find_words
 from meshwise.scenarios.published.words import FOUR_BITS, is_frozen
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.strategies.plan.problem import Training
@@ -19,7 +20,8 @@ _FALLBACKS = {
 
 _OPTIMIZERS = {
     "muon": ("lion", "Muon: one momentum; its orthogonalisation is not simulated"),
-    "adamw_8bit": ("adamw", "8-bit states are simulated as 32-bit ones"),
+    "adamw_16bit": ("adamw", ""),
+    "adamw_8bit": ("adamw", ""),
 }
 """The nearest optimizer that is simulated, with the reason, by published optimizer."""
 
@@ -33,7 +35,9 @@ def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequenc
         precision,
         _read_optimizer(row),
         gradient_precision=_read_gradient_precision(row, precision),
+        state_precision=_read_state_precision(row),
         framework=memory_conventions(row),
+        fp8_scaling=_read_scaling(row) if precision == "fp8" else None,
         frozen=is_frozen(row),
         composed=list_composed(row),
         gathers_logits=gathers_logits(row),
@@ -46,6 +50,25 @@ def _read_optimizer(row: Row) -> str:
     if reason:
         row.assume(f"optimizer {name} ({reason})")
     return name
+
+
+_STATES = {"fp32": "fp32", "bf16": "same", "fp16": "same", "int8": "int8"}
+"""Precisions of moments by the words of ``state_precision``."""
+_STATES_OF_OPTIMIZERS = {"adamw_16bit": "same", "adamw_8bit": "int8"}
+"""Precisions of moments by the words of ``optimizer``."""
+
+
+def _read_scaling(row: Row) -> str | None:
+    """Return how casts to fp8 find their scales where the precision says it."""
+    return next(iter(find_words("fp8_scaling", row.text("precision"))), None)
+
+
+def _read_state_precision(row: Row) -> str:
+    """Return the precision of the optimizer's moments: fp32 where nothing is said."""
+    stated_precision = row.read_word("state_precision")
+    if stated_precision in _STATES:
+        return _STATES[stated_precision]
+    return _STATES_OF_OPTIMIZERS.get(row.read_word("optimizer", "adamw"), "fp32")
 
 
 def _read_precision(row: Row, accelerator: Accelerator) -> str:

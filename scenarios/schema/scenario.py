@@ -13,10 +13,19 @@ from meshwise.scenarios.schema.cluster import MAX_DEVICES, ClusterTable, Conditi
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import MAX_BATCH, AnyPlan, AnySpace, SpaceTable
 from meshwise.simulator.catalog import cluster_names
+from meshwise.simulator.machine.casts import SCALINGS
 from meshwise.simulator.reliability.failures import failure_model_names
 from meshwise.simulator.units import UNITS, Dimension
 from meshwise.strategies.plan.framework import ENTRIES, describe_frameworks
-from meshwise.strategies.plan.problem import GRADIENT_PRECISIONS, KERNELS, LOSSES, OPTIMIZERS, PRECISIONS, Training
+from meshwise.strategies.plan.problem import (
+    GRADIENT_PRECISIONS,
+    KERNELS,
+    LOSSES,
+    OPTIMIZERS,
+    PRECISIONS,
+    STATE_PRECISIONS,
+    Training,
+)
 from meshwise.strategies.search.algorithms import ALGORITHMS
 
 MAX_STEPS = 10**9
@@ -136,6 +145,16 @@ class TrainingTable(Table):
     gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
         default=None,
         description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8, else same.",
+    )
+    state_precision: Annotated[str, OneOf(lambda: STATE_PRECISIONS)] = Field(
+        default="fp32",
+        description="Of the optimizer's moments. same: as the parameters, without fp32 main weights, as torch's "
+        "optimizers on 16-bit weights; int8: 8-bit optimizers.",
+    )
+    fp8_scaling: Annotated[str, OneOf(lambda: SCALINGS)] | None = Field(
+        default=None,
+        description="How casts to fp8 find their scales: from earlier steps, delayed; from the largest value of a "
+        "tensor; or of each row. Default: as the framework does it.",
     )
     gradient_clipping: bool = Field(default=False, description="Whether gradients are clipped by their norm.")
     framework: Annotated[str, OneOf(lambda: ENTRIES, "frameworks")] = Field(

@@ -107,7 +107,7 @@ def _build_accelerator(figures: dict[str, Any]) -> Accelerator:
         memory=parse(figures["reported_memory"], Dimension.SIZE),
         memory_bandwidth=parse(figures["memory_bandwidth"], Dimension.BANDWIDTH),
         launch=parse(figures.get("launch", "0 us"), Dimension.TIME),
-        matmul=_build_matmul_model(figures.get("matmul", {})),
+        matmul=_build_matmul_model(figures.get("matmul", {}), figures.get("training_fractions", {})),
         attention=AttentionModel(**attention | {"launch": parse(attention.get("launch", "0 us"), Dimension.TIME)}),
         sustained=_find_sustained(figures),
         kernel_bandwidth=tuple(figures.get("kernel_bandwidth", {}).items()),
@@ -127,10 +127,11 @@ def _find_sustained(figures: dict[str, Any]) -> float:
     return max(slowdown / clock, 1.0)
 
 
-def _build_matmul_model(figures: dict[str, Any]) -> MatmulModel:
+def _build_matmul_model(figures: dict[str, Any], training_fractions: dict[str, float]) -> MatmulModel:
+    """Return the model of products; fractions of the peak that were timed under load go before those of bursts."""
     values: dict[str, Any] = figures | {
         "tiles": tuple(map(tuple, figures.get("tiles", ((1, 1),)))),
-        "fractions": tuple(figures.get("fractions", {}).items()),
+        "fractions": tuple((figures.get("fractions", {}) | training_fractions).items()),
         "product_launch": parse(figures.get("product_launch", "0 us"), Dimension.TIME),
     }
     return MatmulModel(**values)

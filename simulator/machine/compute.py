@@ -12,6 +12,13 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from meshwise.simulator.machine.accelerator import ACTIVATION, GATED_ACTIVATION, RMS_NORM, ROTARY, Accelerator
+from meshwise.simulator.machine.casts import (
+    CAST_BYTES,
+    CAST_KERNELS,
+    DELAYED_SCALING,
+    ROW_BACKWARD_BYTES,
+    ROW_SCALING,
+)
 from meshwise.simulator.machine.composition import list_kernel_bytes
 from meshwise.simulator.machine.kernels import (
     AttentionShape,
@@ -118,7 +125,7 @@ def operator_time(
     *,
     quantised: bool = False,
     casts_weight: bool = False,
-    scales_apart: bool = False,
+    scaling: str = DELAYED_SCALING,
     gradient_bytes: int = 0,
 ) -> float:
     """Return the seconds that one operator takes on its local share of the work.
@@ -132,8 +139,8 @@ def operator_time(
         (Micikevicius et al. 2022, "FP8 formats for deep learning").
     casts_weight
         Whether it casts its weight too, in both directions; otherwise fp8 copies of weights are kept.
-    scales_apart
-        Whether a cast to fp8 is three kernels, of which one finds the largest value and one copies to the other layout.
+    scaling
+        How casts to fp8 find their scales, one of `meshwise.simulator.machine.casts.SCALINGS`.
     gradient_bytes
         Bytes of an element of the sum to which products add the gradients of weights, by reading and writing it; 0 if
         they write gradients to tensors of their own, in the dtype of the input.
@@ -145,9 +152,9 @@ def operator_time(
         product = _Product(accelerator, block, operator, sizes, quantised)
         seconds = operator_launches(operator, direction, quantised=quantised) * accelerator.launch
         if quantised:
-            seconds += product.cast_time(direction, scales_apart=scales_apart)
+            seconds += product.cast_time(direction, scaling)
         if casts_weight:
-            seconds += accelerator.launch + product.weight_cast_time(scales_apart=scales_apart)
+            seconds += accelerator.launch + product.weight_cast_time(direction, scaling)
         return seconds + (
             product.forward_time() if direction is Pass.FORWARD else sum(product.gradient_times(gradient_bytes))
         )
@@ -340,28 +347,26 @@ class _Product:
         slowdown = self._misalignment()
         return slowdown * input_time / model.data_gradient, slowdown * weight_time / model.weight_gradient
 
-    def cast_time(self, direction: Pass, *, scales_apart: bool) -> float:
+    def cast_time(self, direction: Pass, scaling: str) -> float:
         """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
 
-        One kernel writes the tensor and its transpose (Transformer Engine's fused cast and transpose); its launch is
-        not counted here. A weight of which copies are kept is cast once a step, with the optimizer.
+        With a scale a row the input is cast a second time in backward, along its other dim. One launch is not counted
+        here. A weight of which copies are kept is cast once a step, with the optimizer.
         """
-        elements = self.elements.image if direction is Pass.FORWARD else self.elements.result
-        return self._time_cast(elements, scales_apart=scales_apart)
+        if direction is Pass.FORWARD:
+            return self._time_cast(self.elements.image, direction, scaling)
+        is_twice = scaling == ROW_SCALING
+        return self._time_cast(self.elements.result + is_twice * self.elements.image, direction, scaling)
 
-    def weight_cast_time(self, *, scales_apart: bool) -> float:
+    def weight_cast_time(self, direction: Pass, scaling: str) -> float:
         """Return the seconds that a product in fp8 takes to cast its weight where no copy is kept."""
-        return self._time_cast(self.elements.weight, scales_apart=scales_apart)
+        return self._time_cast(self.elements.weight, direction, scaling)
 
-    def _time_cast(self, elements: int, *, scales_apart: bool) -> float:
-        """Return the seconds of a cast: 4 bytes for an element of 2, or 7 in three kernels.
-
-        The first of three reads the tensor to find its largest value, the second reads it again and writes it in fp8,
-        the third reads that and writes it in the other layout.
-        """
-        num_bytes, launches = self.itemsize + 2 * ITEMSIZE["fp8"], 0.0
-        if scales_apart:
-            num_bytes, launches = num_bytes + self.itemsize + ITEMSIZE["fp8"], 2 * self.accelerator.launch
+    def _time_cast(self, elements: int, direction: Pass, scaling: str) -> float:
+        """Return the seconds of a cast from 16 bits, in `CAST_KERNELS` kernels that move `CAST_BYTES` an element."""
+        is_strided = scaling == ROW_SCALING and direction is Pass.BACKWARD
+        num_bytes = ROW_BACKWARD_BYTES if is_strided else CAST_BYTES[scaling]
+        launches = (CAST_KERNELS[scaling] - 1) * self.accelerator.launch
         return launches + elements * num_bytes / self.accelerator.bandwidth(OperatorKind.ELEMENTWISE)
 
     def _time(self, product: Matmul, traffic: float) -> float:

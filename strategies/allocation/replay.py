@@ -150,13 +150,12 @@ class PlanReplay:
         state_bytes = residents.pop(Category.OPTIMIZER)
         late_bytes = 0
         if self.training.optimizer_bytes:
-            late_bytes = state_bytes * 4 * num_moments // self.training.optimizer_bytes
+            late_bytes = state_bytes * self.training.moment_bytes // self.training.optimizer_bytes
         for category, size in residents.items():
             # Gradients that stay lie in one piece, for the framework adds to it and reduces it.
             is_whole = category in (Category.GRADIENTS, Category.BUFFERS)
             recorder.allocate(_divide(size, [1] if is_whole else shares))
-        num_early = max(self.training.optimizer_bytes // 4 - (num_moments if late_bytes else 0), 1)
-        recorder.allocate(_divide(state_bytes - late_bytes, shares * num_early))
+        recorder.allocate(_divide(state_bytes - late_bytes, shares))
         return _divide(late_bytes, shares * num_moments) if late_bytes else []
 
     def _list_shares(self, plan: Plan, position: int) -> list[int]:

@@ -134,7 +134,7 @@ def time_kernels(accelerator: Accelerator, kernels: Kernels) -> KernelTicks:
             kernels.direction,
             quantised=is_quantised,
             casts_weight=kernels.casts_weight,
-            scales_apart=kernels.scales_apart,
+            scaling=kernels.scaling,
             gradient_bytes=gradient_bytes,
         )
     weight_seconds = 0.0

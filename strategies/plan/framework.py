@@ -115,6 +115,9 @@ class Framework:
         Whether the host waits for the device before every fused attention, to read a length.
     checkpoint_launches
         Operators' worth of host time in which the random state is kept and set back for a recomputed region.
+    composes_ring
+        Whether ring attention is torch's: keys and values go round once for every query head, each part of the result
+        is merged by several kernels in fp32, and gradients of keys and values go round in fp32.
     composed
         Kinds of operators that are composed of torch's operators. RMS norms then keep ``x.float()`` and
         ``(x * rsqrt).to(bf16)`` for backward instead of the input, and a softmax its result in fp32.
@@ -159,6 +162,7 @@ class Framework:
     loops_experts: bool = False
     waits_in_attention: bool = False
     checkpoint_launches: int = 0
+    composes_ring: bool = False
 
     __repr__ = brief_repr()
 

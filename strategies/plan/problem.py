@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.casts import DELAYED_SCALING, SCALINGS, TENSOR_SCALING
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.composition import COMPOSITIONS
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
@@ -20,6 +21,12 @@ optimization algorithms") one momentum; Adafactor keeps only what `Training.fact
 
 GRADIENT_PRECISIONS = ("fp32", "same")
 """Precision in which gradients are accumulated and reduced: fp32, or the same as the parameters."""
+
+STATE_PRECISIONS = ("fp32", "same", "int8")
+"""Precision of an optimizer's moments. ``same`` is that of the parameters, which have no main copy then: an optimizer
+of torch on 16-bit weights (``torch/optim/adam.py``, ``zeros_like(p)``). ``int8`` is quantised in blocks (Dettmers et
+al. 2022, "8-bit optimizers via block-wise quantization", section 2); their scales, 4 bytes for each 256 elements, are
+not counted."""
 
 KERNELS = {"eager": ENTRIES["eager"].defaults.composed, "fused": ()}
 """Kinds of operators that are composed of torch's operators, by words for kernels."""
@@ -44,10 +51,15 @@ class Training:
     gradient_precision
         One of `GRADIENT_PRECISIONS`; ``None`` means fp32 for bf16 and fp8 training, and ``same`` for all others
         (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
+    state_precision
+        One of `STATE_PRECISIONS`, of the moments of the optimizer.
     gradient_clipping
         Whether gradients are scaled down to a largest norm before the optimizer steps (Pascanu et al. 2013).
     framework
         The framework that runs the step, one of `FRAMEWORKS`, with its conventions for memory and time.
+    fp8_scaling
+        How casts to fp8 find their scales, one of `meshwise.simulator.machine.casts.SCALINGS`; ``None`` is as the
+        framework does it.
     frozen
         Whether weights are frozen and only low-rank adapters beside products are trained. Adapters are so small that
         they count for nothing: backward makes no weight gradients, and there are no optimizer states (Hu et al. 2022,
@@ -69,8 +81,10 @@ class Training:
     precision: str = "bf16"
     optimizer: str = "adamw"
     gradient_precision: str | None = None
+    state_precision: str = "fp32"
     gradient_clipping: bool = False
     framework: str = "megatron"
+    fp8_scaling: str | None = None
     frozen: bool = False
     composed: tuple[str, ...] = ()
     gathers_logits: bool = False
@@ -86,6 +100,10 @@ class Training:
         if self.gradient_precision not in (None, *GRADIENT_PRECISIONS):
             known_names = ", ".join(GRADIENT_PRECISIONS)
             raise ValueError(f"gradient_precision is one of {known_names}, met {self.gradient_precision}")
+        if self.state_precision not in STATE_PRECISIONS:
+            raise ValueError(f"state_precision is one of {', '.join(STATE_PRECISIONS)}, met {self.state_precision}")
+        if self.fp8_scaling not in (None, *SCALINGS):
+            raise ValueError(f"fp8_scaling is one of {', '.join(SCALINGS)}, met {self.fp8_scaling}")
         if not set(self.composed) <= set(COMPOSITIONS):
             raise ValueError(f"composed names kinds of {', '.join(COMPOSITIONS)}, met {', '.join(self.composed)}")
         if self.framework not in FRAMEWORKS:
@@ -110,6 +128,11 @@ class Training:
     def conventions(self) -> Framework:
         """The framework's conventions for memory and time."""
         return _build_conventions(self.framework, self.composed)
+
+    @property
+    def scaling(self) -> str:
+        """How casts to fp8 find their scales, one of `meshwise.simulator.machine.casts.SCALINGS`."""
+        return self.fp8_scaling or (TENSOR_SCALING if self.conventions.scales_apart else DELAYED_SCALING)
 
     @property
     def dtype(self) -> str:
@@ -162,23 +185,30 @@ class Training:
 
         Rajbhandari et al. 2020, "ZeRO", section 3.1: K = 12 for mixed-precision Adam.
         """
-        if self.frozen:
+        return self.moment_bytes + self.main_bytes
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of all moments of one parameter."""
+        return 0 if self.frozen else OPTIMIZERS[self.optimizer] * self._state_bytes
+
+    @property
+    def main_bytes(self) -> int:
+        """Bytes of the main copy of one parameter, beyond those of the parameter that it may share; 0 without one."""
+        if self.frozen or not self._has_main_weights:
             return 0
-        has_main_weights = self.dtype in ("fp16", "bf16")
         has_remainders = self.dtype == "bf16" and self.conventions.keeps_remainders
-        return (
-            self._state_bytes * (OPTIMIZERS[self.optimizer] + has_main_weights) - has_remainders * self.parameter_bytes
-        )
+        return ITEMSIZE["fp32"] - has_remainders * self.parameter_bytes
 
     @property
     def mains_as_shards(self) -> bool:
         """Whether the parameter shards of fully sharded ranks are the main weights among the optimizer states."""
-        return ITEMSIZE[self.dtype] == 2 and self.conventions.keeps_shards and not self.frozen
+        return self._has_main_weights and self.conventions.keeps_shards and not self.frozen
 
     @property
     def shard_bytes(self) -> int:
         """Bytes of one parameter in the shard from which a fully sharded rank gathers, and which its host may keep."""
-        return self._state_bytes if self.mains_as_shards else self.parameter_bytes
+        return ITEMSIZE["fp32"] if self.mains_as_shards else self.parameter_bytes
 
     @property
     def factored_bytes(self) -> int:
@@ -191,8 +221,15 @@ class Training:
 
     @property
     def _state_bytes(self) -> int:
-        """Bytes of one element of an optimizer state: fp32 at least."""
-        return max(ITEMSIZE[self.dtype], 4)
+        """Bytes of one element of a moment: as precise as stated, else fp32 at least."""
+        if self.state_precision == "same":
+            return ITEMSIZE[self.dtype]
+        return 1 if self.state_precision == "int8" else max(ITEMSIZE[self.dtype], 4)
+
+    @property
+    def _has_main_weights(self) -> bool:
+        """Whether 16-bit parameters have a copy in fp32."""
+        return ITEMSIZE[self.dtype] == 2 and self.state_precision != "same"
 
 
 @lru_cache(maxsize=64)

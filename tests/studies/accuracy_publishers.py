@@ -13,12 +13,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from functools import partial
+from statistics import fmean, geometric_mean, median
 from typing import Any, NamedTuple
 
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
+from meshwise.scenarios.intervals import NOT_UNDERSTOOD
 from meshwise.scenarios.published.accuracy import (
     Prediction,
     load_runs,
@@ -45,19 +47,34 @@ PAGE, DATA = "publishers.md", "publishers.json"
 FACTORS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
 """Factors of training over a burst that are tried where the publisher of the fitted one is left out."""
 
-LAUNCHES = (45e-6, 60e-6, 80e-6, 100e-6, 120e-6, 150e-6)
-"""Seconds of a launch under Megatron that are tried where the publisher of the fitted one is left out."""
+LAUNCHES = (45e-6, 70e-6, 90e-6, 110e-6, 140e-6, 170e-6, 200e-6, 240e-6)
+"""Seconds of a launch of eager code that are tried for every publisher."""
+OTHER_LAUNCHES = {"stas00": 45e-6, "meshwise": 140e-6}
+"""Seconds of a launch by those who timed eager code and have no rows among the published runs: Llama 1B forward on a
+B200 (stas00/ml-engineering, training/performance), and five small models of transformers on an H200
+(``reports/executor/device-rows-h200.jsonl``)."""
+HOST_BOUND = 1.1
+"""How much longer a step gets at least as launches go from 100 to 200 us, for it to tell how long they are."""
+
+
+FITTED = ("MosaicML", "Moore Threads")
+"""Publishers by whose runs or kernels a factor of training over a burst was fitted."""
 
 
 class Refit(NamedTuple):
     """Figures fitted without the publisher whose runs gave those that ship.
 
-    ``hopper_factor`` is the time of products on the H100 over a burst, without MosaicML, and ``megatron_launch`` the
-    seconds in which hosts under Megatron launch an operator, without VIA Research.
+    ``hopper_factor`` is the time of products on the H100 over a burst, without MosaicML. ``launches`` are the seconds
+    in which hosts launch an operator of eager code by each publisher's own runs, of which the geometric mean without
+    the publisher's own counts.
     """
 
     hopper_factor: float
-    megatron_launch: float
+    launches: Mapping[str, float]
+
+    def find_launch(self, publisher: str) -> float:
+        """Return the seconds of a launch without a publisher's own figure."""
+        return geometric_mean(seconds for name, seconds in self.launches.items() if name != publisher)
 
 
 def refit_run(run: Run, publisher: str, refit: Refit) -> Run:
@@ -72,8 +89,8 @@ def refit_run(run: Run, publisher: str, refit: Refit) -> Run:
         cluster = _with_sustained(cluster, "H", refit.hopper_factor)
     elif publisher == "Moore Threads":
         cluster = _with_sustained(cluster, "B200", accelerator("h100-80gb").sustained)
-    elif publisher == "VIA Research":
-        cluster = _with_launch(cluster, refit.megatron_launch)
+    if publisher in refit.launches:
+        cluster = _with_launch(cluster, refit.find_launch(publisher))
     problem = replace(run.scenario.problem, cluster=cluster)
     return replace(run, scenario=replace(run.scenario, problem=problem))
 
@@ -93,7 +110,7 @@ def _with_sustained(cluster: Cluster, prefix: str, factor: float) -> Cluster:
 def fit_others(predictions: Sequence[Prediction]) -> Refit:
     """Return the figures that fit the runs of other publishers best, each publisher counted once.
 
-    The factor of the H100 is fitted to 16-bit steps, the launch to steps of narrow models, which hosts bound.
+    The factor of the H100 is fitted to 16-bit steps, and launches to steps that hosts bound (`HOST_BOUND`).
     """
     hopper_runs = [
         row.run
@@ -104,21 +121,49 @@ def fit_others(predictions: Sequence[Prediction]) -> Refit:
         and row.run.scenario.problem.training.precision == "bf16"
         and find_publisher(row.run.source).name != "MosaicML"
     ]
-    host_runs = [
-        row.run
-        for row in predictions
-        if row.error is not None
-        and row.run.scenario is not None
-        and ENTRIES[row.run.scenario.problem.training.framework].family == "megatron"
-        and find_publisher(row.run.source).timed_from_width > getattr(row.run.scenario.spec, "hidden", 0)
-    ]
-    shipped = Refit(accelerator("h100-80gb").sustained, ENTRIES["megatron"].defaults.launch)
+    shipped = Refit(accelerator("h100-80gb").sustained, {})
     hopper_fits = [shipped._replace(hopper_factor=factor) for factor in FACTORS] if hopper_runs else [shipped]
-    launch_fits = [shipped._replace(megatron_launch=seconds) for seconds in LAUNCHES] if host_runs else [shipped]
-    return Refit(
-        min(hopper_fits, key=lambda refit: _measure_error(hopper_runs, "MosaicML", refit)).hopper_factor,
-        min(launch_fits, key=lambda refit: _measure_error(host_runs, "VIA Research", refit)).megatron_launch,
-    )
+    best_fit = min(hopper_fits, key=lambda refit: _measure_error(hopper_runs, "MosaicML", refit))
+    return best_fit._replace(launches=OTHER_LAUNCHES | fit_launches(predictions))
+
+
+def fit_launches(predictions: Sequence[Prediction]) -> dict[str, float]:
+    """Return the seconds of a launch that fit each publisher's runs that hosts bound best."""
+    runs_by_publisher: dict[str, list[Run]] = defaultdict(list)
+    for row in predictions:
+        if row.error is not None and _is_host_bound(row.run):
+            runs_by_publisher[find_publisher(row.run.source).name].append(row.run)
+    return {
+        name: min(LAUNCHES, key=partial(_measure_launch_error, runs))
+        for name, runs in runs_by_publisher.items()
+        if len(runs) >= FEWEST_RUNS
+    }
+
+
+def _measure_launch_error(runs: Sequence[Run], seconds: float) -> float:
+    return fmean(abs(_predict_with_launch(run, seconds).error or 0.0) for run in runs)
+
+
+def _is_host_bound(run: Run) -> bool:
+    """Return whether launches of 200 us instead of 100 us make a step `HOST_BOUND` times as long.
+
+    A run on a machine of which nothing is understood tells nothing.
+    """
+    if run.scenario is None or any(NOT_UNDERSTOOD in text for text in run.assumed):
+        return False
+    if not ENTRIES[run.scenario.problem.training.framework].defaults.launch:
+        return False
+    short, long = (_predict_with_launch(run, seconds).step_time for seconds in (100e-6, 200e-6))
+    return short is not None and long is not None and long > HOST_BOUND * short
+
+
+def _predict_with_launch(run: Run, seconds: float) -> Prediction:
+    """Return the prediction of a run whose hosts launch an operator in so many seconds."""
+    if run.scenario is None:
+        return predict(run)
+    problem = run.scenario.problem
+    problem = replace(problem, cluster=_with_launch(problem.cluster, seconds))
+    return predict(replace(run, scenario=replace(run.scenario, problem=problem)))
 
 
 def _measure_error(runs: Sequence[Run], publisher: str, refit: Refit) -> float:
@@ -143,7 +188,8 @@ def summarize_publishers(
     lines = []
     for name, rows in sorted(members.items(), key=lambda entry: entry[0].lower()):
         timed = [row for row in rows if is_timed(row)]
-        left_out = [predict(refit_run(row.run, name, refit)) for row in timed] if _is_fitted(name) else timed
+        is_fitted = name in FITTED or name in refit.launches
+        left_out = [predict(refit_run(row.run, name, refit)) for row in timed] if is_fitted else timed
         few_shot = {str(count): round(errors.mape, 12) for count, errors in shots.get(name, {}).items() if count}
         lines.append(_build_line(name, rows, timed, left_out) | {"few_shot": few_shot, "inside": coverage.get(name)})
     judged = [line for line in lines if line["left_out"]["count"] >= FEWEST_RUNS]
@@ -162,10 +208,6 @@ def summarize_publishers(
         },
         "all": {name: value for name, value in summarize(predictions)["all"].items() if name != "skipped"},
     }
-
-
-def _is_fitted(publisher: str) -> bool:
-    return publisher in ("MosaicML", "Moore Threads", "VIA Research")
 
 
 def _build_line(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from meshwise.simulator.machine.casts import DELAYED_SCALING
 from meshwise.simulator.machine.compute import PRODUCTS, local_bytes
 from meshwise.simulator.operator_graph import BATCH, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, SEQUENCE_AXES, TENSOR, Mesh
@@ -41,7 +42,9 @@ class BlockTraining(NamedTuple):
         Kinds of operators that run several kernels, as `Training.composed`.
     keeps_quantised
         Whether fp8 copies of weights are kept.
-    scales_apart, loops_experts, waits_in_attention
+    scaling
+        As `Training.scaling`.
+    loops_experts, waits_in_attention, composes_ring
         As `meshwise.strategies.plan.framework.Framework` has them.
     """
 
@@ -50,9 +53,10 @@ class BlockTraining(NamedTuple):
     frozen: bool = False
     composed: tuple[str, ...] = ()
     keeps_quantised: bool = True
-    scales_apart: bool = False
+    scaling: str = DELAYED_SCALING
     loops_experts: bool = False
     waits_in_attention: bool = False
+    composes_ring: bool = False
 
     @classmethod
     def of(cls, training: Training) -> "BlockTraining":
@@ -64,9 +68,10 @@ class BlockTraining(NamedTuple):
             training.frozen,
             training.composed,
             conventions.keeps_quantised,
-            conventions.scales_apart,
+            training.scaling,
             conventions.loops_experts,
             conventions.waits_in_attention,
+            conventions.composes_ring,
         )
 
 
@@ -233,7 +238,8 @@ class BlockLayout:
     def ring_bytes(self, operator: Operator) -> float:
         """Return the bytes of keys and values that one rank hands to the next."""
         names = [name for name in operator.inputs if "key" in self.block.tensor[name].dims]
-        return float(sum(self.tensor_bytes(name, self.input_layout(operator, name)) for name in names))
+        num_copies = self.local_sizes(operator).get("group", 1) if self.training.composes_ring else 1
+        return float(num_copies * sum(self.tensor_bytes(name, self.input_layout(operator, name)) for name in names))
 
     def _find_cut_dims(self, tensor: Tensor) -> set[str]:
         """Return the dims of a parameter that some operator with this parameter cuts."""

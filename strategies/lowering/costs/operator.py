@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.compute import Pass, backward_parameters, streaming_kind
-from meshwise.simulator.operator_graph import SEQUENCE, Operator, OperatorKind
+from meshwise.simulator.operator_graph import ITEMSIZE, SEQUENCE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
 from meshwise.strategies.lowering.costs.segments import (
     BlockSegments,
     Kernels,
+    Ring,
     Segment,
     Streaming,
     build_communication,
@@ -223,15 +224,12 @@ def build_block_segments(layout: BlockLayout, *, keeps_gathered: bool = True) ->
         return_segments = [*operator_segments.after_backward, *return_segments]
         num_turns = layout.mesh.size(CONTEXT)
         if layout.runs_ring(operator) and num_turns > 1:
-            size = layout.ring_bytes(operator)
-            forward += [
-                *operator_segments.gathers,
-                *build_ring_forward(operator_segments.forward, num_turns, size),
-            ]
+            ring = find_ring(layout, operator)
+            forward += [*operator_segments.gathers, *build_ring_forward(operator_segments.forward, num_turns, ring)]
             backward.append(
                 [
                     *operator_segments.before_backward,
-                    *build_ring_backward(operator_segments.backward, num_turns, size),
+                    *build_ring_backward(operator_segments.backward, num_turns, ring),
                     *return_segments,
                 ]
             )
@@ -245,6 +243,33 @@ def build_block_segments(layout: BlockLayout, *, keeps_gathered: bool = True) ->
     return BlockSegments(
         tuple(forward), tuple(segment for segments in reversed(backward) for segment in segments), num_loss_segments
     )
+
+
+RING_MERGE_BYTES = 51
+"""Bytes that torch's merge of a part of ring attention moves for an element of the result: it casts, subtracts, scales
+and subtracts in fp32. Timed on an H200 (``reports/executor/device-kernels-h200.jsonl``): 1.53 ms for 134 million."""
+RING_SUM_BYTES = 36
+"""The same for its sums of gradients in fp32: 10 for queries, 10 for half of the keys and values, which are as many
+once they are repeated, and 16 for the copy of both that is sent."""
+RING_KERNELS = 6
+
+
+def find_ring(layout: BlockLayout, operator: Operator) -> Ring:
+    """Return what goes round in ring attention, and what a framework does with each part."""
+    size = layout.ring_bytes(operator)
+    if not layout.training.composes_ring:
+        return Ring(size, size)
+    output = operator.outputs[0]
+    num_bytes = layout.tensor_bytes(output, layout.produced_layouts[output])
+    elements = num_bytes // ITEMSIZE[layout.block.tensor[output].dtype]
+    merge, sums = (
+        Segment(kind, label, Streaming(element_bytes * elements, OperatorKind.ELEMENTWISE, RING_KERNELS), RING_KERNELS)
+        for kind, label, element_bytes in (
+            (TaskKind.FORWARD, "merge of parts", RING_MERGE_BYTES),
+            (TaskKind.BACKWARD, "sums of gradients", RING_SUM_BYTES),
+        )
+    )
+    return Ring(size, 2 * size, merge, sums)
 
 
 class OperatorSegments(NamedTuple):
@@ -342,7 +367,7 @@ def _build_compute(layout: BlockLayout, operator: Operator, direction: Pass) -> 
         operator.kind in _DISTRIBUTED_KINDS and _has_operator_cut(layout.shardings[operator.name]),
         is_quantised and not training.keeps_quantised,
         streaming_kind(operator) in training.composed,
-        is_quantised and training.scales_apart,
+        training.scaling,
     )
     kind = TaskKind.FORWARD if direction is Pass.FORWARD else TaskKind.BACKWARD
     waits = operator.kind is OperatorKind.ATTENTION and direction is Pass.FORWARD and training.waits_in_attention

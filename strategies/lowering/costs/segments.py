@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.machine.casts import DELAYED_SCALING
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
@@ -46,8 +47,8 @@ class Kernels:
         Whether a product casts its weight to fp8, of which no copy is kept.
     is_composed
         Whether it runs the several kernels of `meshwise.simulator.machine.composition`.
-    scales_apart
-        Whether a cast to fp8 is three kernels.
+    scaling
+        How casts to fp8 find their scales, one of `meshwise.simulator.machine.casts.SCALINGS`.
     """
 
     block: Block
@@ -60,7 +61,7 @@ class Kernels:
     is_distributed: bool = False
     casts_weight: bool = False
     is_composed: bool = False
-    scales_apart: bool = False
+    scaling: str = DELAYED_SCALING
 
 
 class Streaming(NamedTuple):
@@ -181,23 +182,43 @@ def build_communication(
     )
 
 
-def build_ring_forward(attention: Segment, num_turns: int, size: float) -> list[Segment]:
-    """Return the forward of ring attention: it runs on one part while the next part of ``size`` bytes arrives."""
-    shift = build_communication(CONTEXT, Collective.SHIFT, size, "keys and values", overlaps_next=True)
-    return [*(segment for _ in range(num_turns - 1) for segment in (shift, attention)), attention]
+class Ring(NamedTuple):
+    """What goes round in ring attention: bytes of keys and values, and of their gradients; and what follows each part.
+
+    ``merge`` adds a part to the result of the parts before, ``sums`` the gradients of a part; None where the kernels of
+    attention do that themselves.
+    """
+
+    size: float
+    gradient_size: float
+    merge: Segment | None = None
+    sums: Segment | None = None
 
 
-def build_ring_backward(attention: Segment, num_turns: int, size: float) -> list[Segment]:
+def build_ring_forward(attention: Segment, num_turns: int, ring: Ring) -> list[Segment]:
+    """Return the forward of ring attention: it runs on one part while the next part arrives."""
+    shift = build_communication(CONTEXT, Collective.SHIFT, ring.size, "keys and values", overlaps_next=True)
+    merges = [ring.merge] if ring.merge else []
+    later_turns = [segment for _ in range(num_turns - 2) for segment in (shift, attention, *merges)]
+    return [shift, attention, *later_turns, attention, *merges]
+
+
+def build_ring_backward(attention: Segment, num_turns: int, ring: Ring) -> list[Segment]:
     """Return the backward of ring attention: keys and values go round again, and one turn later their gradients.
 
     Gradients leave after the first part and are back home after ``num_turns`` shifts, the last of which nothing hides.
     """
 
-    def build_shift(factor: float, label: str) -> Segment:
-        """Return a shift of ``factor`` times the bytes of keys and values."""
-        return build_communication(CONTEXT, Collective.SHIFT, factor * size, label, overlaps_next=True)
+    def build_shift(size: float, label: str) -> Segment:
+        """Return a shift of so many bytes beside the attention that follows."""
+        return build_communication(CONTEXT, Collective.SHIFT, size, label, overlaps_next=True)
 
-    middle_shift = build_shift(2.0, "keys, values and their gradients")
-    middle_segments = [segment for _ in range(num_turns - 2) for segment in (middle_shift, attention)]
-    first_shift, last_shift = build_shift(1.0, "keys and values"), build_shift(1.0, "gradients of keys and values")
-    return [first_shift, attention, *middle_segments, last_shift, attention, last_shift._replace(overlaps_next=False)]
+    sums = [ring.sums] if ring.sums else []
+    middle_shift = build_shift(ring.size + ring.gradient_size, "keys, values and their gradients")
+    middle_segments = [segment for _ in range(num_turns - 2) for segment in (middle_shift, attention, *sums)]
+    first_shift = build_shift(ring.size, "keys and values")
+    last_shift = build_shift(ring.gradient_size, "gradients of keys and values")
+    return [
+        *(first_shift, attention, *sums, *middle_segments),
+        *(last_shift, attention, *sums, last_shift._replace(overlaps_next=False)),
+    ]

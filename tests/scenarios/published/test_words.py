@@ -12,7 +12,7 @@ from meshwise.strategies.plan.parallelism import Attention
         ("1F1B", 1, ("1f1b", 1)),
         ("1F1B", 4, ("interleaved", 4)),
         ("interleaved 1F1B", 4, ("interleaved", 4)),
-        ("(interleaved) 1F1B", 1, ("1f1b", 1)),
+        ("(interleaved) 1F1B", 1, ("interleaved", 2)),
         ("GPipe", 1, ("gpipe", 1)),
         ("ZB-V", 1, ("zbv", 2)),
         ("DualPipe", 1, ("dualpipev", 2)),

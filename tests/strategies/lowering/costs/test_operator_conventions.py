@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwise.simulator.collective import Collective
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.models.experts import Experts
@@ -14,9 +15,15 @@ from meshwise.strategies.lowering.costs.layout import BlockLayout, BlockTraining
 from meshwise.strategies.lowering.costs.operator import EAGER_SOFTMAX_LAUNCHES, build_block_segments
 from meshwise.strategies.lowering.costs.segments import Segment
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.timing import RankClock, time_kernels
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.mesh import Axis, Mesh
+from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.problem import Training
+
+from ...problems import find_block_cost, problem
 
 ONE = Mesh((Axis("pipeline", 1), Axis("data", 1), Axis("tensor", 1)))
 LAYER = Transformer(1, 64, 4, 4, 256, 512)
@@ -67,15 +74,53 @@ def test_a_softmax_of_torch_is_several_kernels() -> None:
 
 def test_a_cast_in_three_kernels_moves_7_bytes_for_4() -> None:
     training = BlockTraining("fp8", keeps_quantised=True)
-    fused, apart = (list_segments(LAYER, training._replace(scales_apart=scales)) for scales in (False, True))
+    fused, apart = (list_segments(LAYER, training._replace(scaling=scaling)) for scaling in ("delayed", "tensor"))
     for direction, name, elements in ((Pass.FORWARD, "up", 32 * 64), (Pass.BACKWARD, "up", 32 * 256)):
         ticks = [time_kernels(DEVICE, row[direction, name].work).ticks for row in (fused, apart)]  # type: ignore[arg-type]
         # what is cast is the input, 32 x 64, and in backward the gradient of the output, 32 x 256
         assert ticks[1] - ticks[0] == pytest.approx(to_ticks(2 * DEVICE.launch + elements * 3 / 1e9), abs=2)
 
 
+def test_casts_of_rows_move_5_bytes_forward_and_22_of_both_operands_backward() -> None:
+    training = BlockTraining("fp8", keeps_quantised=False)
+    delayed, rows = (list_segments(LAYER, training._replace(scaling=scaling)) for scaling in ("delayed", "row"))
+    # up: an input of 32 x 64, a weight of 64 x 256 and a result of 32 x 256; what is cast delayed moves 4 bytes
+    image, weight, result = 32 * 64, 64 * 256, 32 * 256
+    forward = 5 * (image + weight) - 4 * (image + weight)
+    backward = 22 * (result + image + weight) - 4 * (result + weight)
+    for direction, num_bytes in ((Pass.FORWARD, forward), (Pass.BACKWARD, backward)):
+        ticks = [time_kernels(DEVICE, row[direction, "up"].work).ticks for row in (delayed, rows)]  # type: ignore[arg-type]
+        # two casts, each in one more kernel
+        assert ticks[1] - ticks[0] == pytest.approx(to_ticks(2 * DEVICE.launch + num_bytes / 1e9), abs=2)
+
+
+def test_a_ring_of_torch_merges_parts_and_sends_keys_for_every_query_head() -> None:
+    # 8 query heads of 16 share 2 heads of keys: 4 copies of tokens / 4 x 2 heads x 16 x 2 (keys and values) x 2 bytes
+    context, small = 4, problem(hidden=128, heads=8, kv_heads=2, precision="bf16")
+    segments = {}
+    for name in ("torch", "torchtitan"):
+        changed = replace(small, training=replace(small.training, framework=name))
+        plan = complete(changed, Layout(data=8 // context, context=context, attention=Attention.RING))
+        segments[name] = find_block_cost(StageCosts(changed), plan, "layers").work.segments
+    tokens, itemsize = small.training.sequence // context, 2
+    size = 2 * tokens * 2 * 16 * itemsize
+    sent = {
+        name: [[s.size for s in row if s.collective is Collective.SHIFT] for row in (found.forward, found.backward)]
+        for name, found in segments.items()
+    }
+    assert sent["torch"] == [[size] * 3, [size, 2 * size, 2 * size, size, size]]
+    # gradients of keys and values are in fp32, twice the bytes
+    assert sent["torchtitan"] == [[4 * size] * 3, [4 * size, 12 * size, 12 * size, 8 * size, 8 * size]]
+    labels = [[s.label for s in row] for row in (segments["torchtitan"].forward, segments["torchtitan"].backward)]
+    assert labels[0].count("merge of parts") == 3 and labels[1].count("sums of gradients") == 4
+    (merge, *_) = (s for s in segments["torchtitan"].forward if s.label == "merge of parts")
+    assert merge.work.num_bytes == 51 * tokens * 128
+
+
 def test_blocks_depend_on_what_the_framework_says() -> None:
     scaling, titan = (BlockTraining.of(Training(8, 8, framework=name)) for name in ("scaling", "torchtitan"))
     assert (scaling.waits_in_attention, titan.waits_in_attention) == (True, False)
     assert BlockTraining.of(Training(8, 8, framework="accelerate")).loops_experts
-    assert titan.scales_apart and not BlockTraining.of(Training(8, 8)).scales_apart
+    assert (titan.scaling, BlockTraining.of(Training(8, 8)).scaling) == ("tensor", "delayed")
+    assert BlockTraining.of(Training(8, 8, framework="torchtitan", fp8_scaling="row")).scaling == "row"
+    assert titan.composes_ring and not scaling.composes_ring
