@@ -8,7 +8,7 @@ where a collective must wait for other ranks or share links, and where gradients
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -251,7 +251,7 @@ def _list_items(
         yield _PassItem(Segment(_TASK_KINDS[kind], "empty stage", num_launches=0), 0, None, (), (), None)
 
 
-cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
+cut_known_pass = lru_cache(maxsize=256)(cut_pass)
 """`cut_pass`, with its latest results kept: plans that differ elsewhere share their passes."""
 
 
@@ -325,7 +325,7 @@ def _build_part(items: list[_PassItem], index: int, kind: ActionKind, launch: fl
         items[0].segment.kind if is_joint else _TASK_KINDS[kind],
         index,
         ticks,
-        Deferred(lambda: _build_pieces(items, launch)),
+        Deferred(partial(_build_pieces, items, launch)),
     )
     chain = launch_chain(timed_segments, launch)
     communicates = any(segment.collective is not None for segment, _ in timed_segments)
