@@ -46,7 +46,7 @@ class RankRecorder:
         self._num_slots = 0
         self._slots: list[int] = []
         self._sizes: list[int] = []
-        self._streams: list[int] = []
+        self._other_streams: dict[int, int] = {}  # by event, where it is not the compute stream
         self._kept: dict[BlockPlace, list[int]] = {}
         self._waiting_units: deque[_Slot] = deque()
         self._units: deque[_Slot] = deque()
@@ -139,16 +139,18 @@ class RankRecorder:
         """Record events of a pass whose local slots are ``slots``."""
         self._slots += [slots[slot] for slot in events.slots[start:end]]
         self._sizes += events.sizes[start:end]
-        self._streams += [COMPUTE] * (end - start)
 
     def _record(self, slot: int, size: int, stream: int) -> None:
+        if stream != COMPUTE:
+            self._other_streams[self.num_events] = stream
         self._slots.append(slot)
         self._sizes.append(size)
-        self._streams.append(stream)
 
     def build(self) -> Events:
         """Return all events."""
-        return Events(*(np.array(column, np.int64) for column in (self._slots, self._sizes, self._streams)))
+        streams = np.full(self.num_events, COMPUTE)
+        streams[list(self._other_streams)] = list(self._other_streams.values())
+        return Events(np.array(self._slots, np.int64), np.array(self._sizes, np.int64), streams)
 
 
 def repeat_events(events: Events, start: int, end: int, between: Sequence[int]) -> Events:
