@@ -88,7 +88,7 @@ class RankRecorder:
             self.release([unit])
             self._units += self.allocate([unit.size])
         self._play(events, slots, events.split, len(events.slots))
-        self._gradients += self._list_gradients(events, slots)
+        self._gradients += (_Slot(slots[slot], size) for slot, size in events.gradients)
         if block.kind is not ActionKind.FORWARD:
             self._kept[place] = [kept[index] for index in block.left]
         self._apply(changes.released)
@@ -111,14 +111,6 @@ class RankRecorder:
         self._num_slots += num_kept
         self._kept[place] = list(range(first, first + num_kept))
         return self._kept[place]
-
-    def _list_gradients(self, events: PassEvents, slots: Sequence[int]) -> list[_Slot]:
-        """Return the gradients that a pass has made."""
-        if not events.num_gradients:
-            return []
-        end = events.num_kept + events.num_gradients
-        pairs = zip(events.slots, events.sizes, strict=True)
-        return [_Slot(slots[slot], size) for slot, size in pairs if events.num_kept <= slot < end and size]
 
     def _apply(self, changes: Sequence[Change]) -> None:
         """Give back units and gradients, the oldest first; what comes out of a reduction is given back below 0."""
