@@ -38,12 +38,12 @@ def memoise(
     """
     name = f"_results_of_{method.__name__}"
 
-    def look_up(owner: Owner, /, *arguments: Any) -> Result:
-        results: dict[Any, Result] = owner.__dict__.get(name) or owner.__dict__.setdefault(name, {})
-        result: Any = results.get(arguments, _MISSING)
+    def look_up(owner: Any, /, *arguments: Any) -> Any:
+        results = owner.__dict__.get(name) or owner.__dict__.setdefault(name, {})
+        result = results.get(arguments, _MISSING)
         if result is _MISSING:
             result = results[arguments] = cast(Any, method)(owner, *arguments)
-        return cast(Result, result)
+        return result
 
     return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))
 

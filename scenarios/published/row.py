@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from meshwise.scenarios.files.errors import format_value
@@ -60,6 +61,18 @@ FIELDS = (
 """Fields that are read; others, such as where a row was found, may stand beside them."""
 NEAR_NAME = 0.87
 """Similarity from which an unknown field is a misspelt known one (``difflib.get_close_matches``)."""
+
+
+@lru_cache(maxsize=1024)
+def find_near_field(name: str) -> str:
+    """Return the known field that a name misspells; an empty text where there is none.
+
+    >>> find_near_field("mirco_batch")
+    'micro_batch'
+    """
+    return next(iter(get_close_matches(name, FIELDS, 1, NEAR_NAME)), "")
+
+
 MAX_FIELDS = 500
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
@@ -185,9 +198,9 @@ class Row:
         """Return the fields that are not known but are spelt like a known one that the row lacks, with that one."""
         result = {}
         for name in list(self.fields)[:MAX_FIELDS]:
-            near = [] if name in FIELDS else get_close_matches(str(name)[:40], FIELDS, 1, NEAR_NAME)
-            if near and near[0] not in self.fields:
-                result[name] = f"this field {NOT_UNDERSTOOD}; nearest known field: {near[0]}"
+            near = "" if name in FIELDS else find_near_field(str(name)[:40])
+            if near and near not in self.fields:
+                result[name] = f"this field {NOT_UNDERSTOOD}; nearest known field: {near}"
         return result
 
     def _describe_misreading(self, name: str) -> str:

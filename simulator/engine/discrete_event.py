@@ -237,8 +237,10 @@ def run_graph(graph: StepGraph, head: Head | None = None) -> IntArray:
     for bundle, background in graph.tenants:
         TenantFlow(bundle, background, network, environment, is_running)
     environment.run()
-    # Actions refer to the list that holds them: without this the whole graph would wait for the garbage collector.
+    # Actions refer to the list that holds them, and flows to actions: without this the whole graph would wait for the
+    # garbage collector.
     actions.clear()
+    network.close()
     return np.array(ends, np.int64)
 
 

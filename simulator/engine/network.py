@@ -265,6 +265,12 @@ class Network:
         else:
             self.clock.call(bundle.solo_ticks, self._end_solo_flow, flow)
 
+    def close(self) -> None:
+        """Let go of all flows: links, which refer to the network, have some in their queues that left or ended."""
+        for link in self._links.values():
+            link.queue.clear()
+        self._links.clear()
+
     def _end_solo_flow(self, flow: _Flow) -> None:
         """End a flow if it has been alone all the time; otherwise its bottleneck ends it."""
         if flow.bottleneck is None:

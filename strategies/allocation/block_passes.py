@@ -87,15 +87,15 @@ def _scale(moment: Moment, factor: int) -> Moment:
 class PassEvents(NamedTuple):
     """The allocations and releases of one pass of a block, each of a local slot and its bytes, 0 for a release.
 
-    The first ``kept`` slots are what the block keeps from forward to backward, the next ones are gradients that stay
-    when the pass has ended, and all others are temporary.
+    The first ``num_kept`` slots are what the block keeps from forward to backward; ``gradients`` are slots, with their
+    bytes, that stay when the pass has ended; all others are temporary.
     ``split`` is the number of events before the part that reads parameters: those of a loss's backward.
     """
 
     slots: tuple[int, ...]
     sizes: tuple[int, ...]
     num_kept: int
-    num_gradients: int
+    gradients: tuple[tuple[int, int], ...]
     num_slots: int
     split: int = 0
 
@@ -152,11 +152,12 @@ class _Recorder:
     """Records the events of a pass."""
 
     def __init__(self, kept: Moment, num_gradients: int, live: Moment) -> None:
-        self.kept, self.num_gradients = kept, num_gradients
+        self.kept = kept
         self.places = {name: place for place, name in enumerate(kept)}
         self.live: dict[str, tuple[int, int]] = {name: (self.places[name], size) for name, size in live.items()}
         self.slots: list[int] = []
         self.sizes: list[int] = []
+        self.gradients: list[tuple[int, int]] = []
         self.num_slots = len(kept) + num_gradients
 
     def release_others(self, moment: Moment) -> None:
@@ -182,7 +183,8 @@ class _Recorder:
     def make_gradient(self, number: int, size: int) -> None:
         """Allocate a gradient that stays."""
         if size:
-            self._record(len(self.kept) + number, size)
+            self.gradients.append((len(self.kept) + number, size))
+            self._record(*self.gradients[-1])
 
     def _record(self, slot: int, size: int) -> None:
         self.slots.append(slot)
@@ -191,7 +193,7 @@ class _Recorder:
     def finish(self, split: int = 0) -> PassEvents:
         """Return the events."""
         return PassEvents(
-            tuple(self.slots), tuple(self.sizes), len(self.kept), self.num_gradients, self.num_slots, split
+            tuple(self.slots), tuple(self.sizes), len(self.kept), tuple(self.gradients), self.num_slots, split
         )
 
 

@@ -39,6 +39,8 @@ COMPUTE, GATHER, REDUCE = range(3)
 """Streams that allocate: the compute stream, the one that gathers parameters and the one that reduces gradients."""
 NUM_POOLS = 6
 """Pools of small and of large blocks for each stream."""
+EVENT_TASKS = 5
+"""Tasks of a step that Python walks in the time of one event (`meshwise.simulator.engine.compiled.pays`)."""
 UNLIMITED = 2**60
 """More bytes than any device has."""
 
@@ -90,7 +92,7 @@ def replay(
     settings = np.array([limit, is_expandable, releases_first, num_blocks], np.int64)
     counts = (3, num_slots, num_slots, *(num_blocks,) * 6, NUM_POOLS * num_blocks, NUM_POOLS, NUM_POOLS)
     columns = [np.zeros(count, np.int64) for count in counts]
-    _, (result, *_) = run_loop(_run_events, (*events, settings), columns, pays(len(events.slots)))
+    _, (result, *_) = run_loop(_run_events, (*events, settings), columns, pays(EVENT_TASKS * len(events.slots)))
     reserved, requested, num_failed = result.tolist()
     return Reservation(reserved, requested, not num_failed)
 
@@ -136,7 +138,8 @@ def _run_events(
         """Take the block at a place out of the free blocks of a pool."""
         is_free[free_blocks[place]] = 0
         end = pool * stride + free_counts[pool]
-        free_blocks[place : end - 1] = free_blocks[place + 1 : end]
+        for later in range(place + 1, end):
+            free_blocks[later - 1] = free_blocks[later]
         free_counts[pool] -= 1
 
     for pool in range(len(tails)):
@@ -231,7 +234,8 @@ def _run_events(
                     block = first
         place = find_place(pool, block_sizes[block], addresses[block])
         end = pool * stride + free_counts[pool]
-        free_blocks[place + 1 : end + 1] = free_blocks[place:end]
+        for later in range(end, place, -1):
+            free_blocks[later] = free_blocks[later - 1]
         free_blocks[place] = block
         free_counts[pool] += 1
         is_free[block] = 1

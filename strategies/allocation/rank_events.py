@@ -46,7 +46,7 @@ class RankRecorder:
         self._num_slots = 0
         self._slots: list[int] = []
         self._sizes: list[int] = []
-        self._streams: list[int] = []
+        self._other_streams: dict[int, int] = {}  # by event, where it is not the compute stream
         self._kept: dict[BlockPlace, list[int]] = {}
         self._waiting_units: deque[_Slot] = deque()
         self._units: deque[_Slot] = deque()
@@ -88,7 +88,7 @@ class RankRecorder:
             self.release([unit])
             self._units += self.allocate([unit.size])
         self._play(events, slots, events.split, len(events.slots))
-        self._gradients += self._list_gradients(events, slots)
+        self._gradients += (_Slot(slots[slot], size) for slot, size in events.gradients)
         if block.kind is not ActionKind.FORWARD:
             self._kept[place] = [kept[index] for index in block.left]
         self._apply(changes.released)
@@ -112,14 +112,6 @@ class RankRecorder:
         self._kept[place] = list(range(first, first + num_kept))
         return self._kept[place]
 
-    def _list_gradients(self, events: PassEvents, slots: Sequence[int]) -> list[_Slot]:
-        """Return the gradients that a pass has made."""
-        if not events.num_gradients:
-            return []
-        end = events.num_kept + events.num_gradients
-        pairs = zip(events.slots, events.sizes, strict=True)
-        return [_Slot(slots[slot], size) for slot, size in pairs if events.num_kept <= slot < end and size]
-
     def _apply(self, changes: Sequence[Change]) -> None:
         """Give back units and gradients, the oldest first; what comes out of a reduction is given back below 0."""
         for change in changes:
@@ -139,16 +131,18 @@ class RankRecorder:
         """Record events of a pass whose local slots are ``slots``."""
         self._slots += [slots[slot] for slot in events.slots[start:end]]
         self._sizes += events.sizes[start:end]
-        self._streams += [COMPUTE] * (end - start)
 
     def _record(self, slot: int, size: int, stream: int) -> None:
+        if stream != COMPUTE:
+            self._other_streams[self.num_events] = stream
         self._slots.append(slot)
         self._sizes.append(size)
-        self._streams.append(stream)
 
     def build(self) -> Events:
         """Return all events."""
-        return Events(*(np.array(column, np.int64) for column in (self._slots, self._sizes, self._streams)))
+        streams = np.full(self.num_events, COMPUTE)
+        streams[list(self._other_streams)] = list(self._other_streams.values())
+        return Events(np.array(self._slots, np.int64), np.array(self._sizes, np.int64), streams)
 
 
 def repeat_events(events: Events, start: int, end: int, between: Sequence[int]) -> Events:

@@ -31,7 +31,7 @@ from meshwise.strategies.lowering.costs.optimizer import flat_gradient_bytes, st
 from meshwise.strategies.lowering.residents import count_copies, count_residents
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.lowering.tasks.fully_sharded import NO_CHANGES
-from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
+from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET
 from meshwise.strategies.plan.offloading import select_fraction
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import OPTIMIZERS
@@ -104,8 +104,7 @@ class PlanReplay:
         recorder = RankRecorder(sharing.num_held)
         late_states = self._allocate_residents(recorder, plan, position)
         rows = list_actions(plan.schedule, plan.pipeline, short_plan.ordered_microbatches, plan.chunks)
-        variants = list_variants(rows, sharing.find_special_passes(rows))
-        variants += FIRST_OFFSET * (find_first_gradients(rows) & sharing.begins_gradients)
+        variants = sharing.list_variants(rows)
         stage_passes = {stage: _StageEvents(self, plan, stage) for stage in plan.stages_at(position)}
         start = recorder.num_events
         for index in range(rows.start[position], rows.start[position + 1]):

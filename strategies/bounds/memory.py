@@ -1,12 +1,12 @@
 """Peak memory of plans without their programs, and whether devices and hosts have that much."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.simulator.memo import memoise
+from meshwise.simulator.memo import HashedTuple, memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.bounds.pass_peaks import PassMemory, find_pass_peaks, pass_memory, peak_activations
 from meshwise.strategies.lowering.costs.keys import PassKey, StageKey
@@ -28,19 +28,13 @@ from meshwise.strategies.lowering.tasks.fully_sharded import (
     find_sharing,
     list_changes,
 )
-from meshwise.strategies.lowering.tasks.variants import (
-    FIRST_OFFSET,
-    JOINED_OFFSET,
-    SPLIT_VARIANTS,
-    WHOLE_VARIANTS,
-    kind_of,
-)
+from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, kind_of
 from meshwise.strategies.plan.mesh import PIPELINE, Axis, Mesh, Microbatch, list_data_ranks
 from meshwise.strategies.plan.offloading import StepPlace, select_fraction
 from meshwise.strategies.plan.plan import Plan, StateKey
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.orders import list_actions
-from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
+from meshwise.strategies.schedules.schedule import ActionKind
 
 ScheduleOrder = tuple[str, int, int, int]
 """A schedule by name, with its pipeline ranks, microbatches and chunks."""
@@ -59,6 +53,17 @@ class StagePass(NamedTuple):
     blocks: list[BlockMemory]
     changes: tuple[BlockChanges, ...]
     kind: ActionKind
+
+
+class StagePasses(dict[int, StagePass]):
+    """What the blocks of a stage hold in its passes, by variant; each is worked out when it is first asked for."""
+
+    def __init__(self, find_pass: Callable[[int], StagePass]) -> None:
+        self._find_pass = find_pass
+
+    def __missing__(self, variant: int) -> StagePass:
+        self[variant] = self._find_pass(variant)
+        return self[variant]
 
 
 class PlanMemory:
@@ -165,13 +170,13 @@ class PlanMemory:
         )
         return [(block, choice) for block, count, choice in runs for _ in range(count)]
 
-    def list_stage_passes(self, plan: Plan, stage: int) -> dict[int, StagePass]:
+    def list_stage_passes(self, plan: Plan, stage: int) -> StagePasses:
         """Return what the blocks of a stage hold in its passes, by variant."""
         passes, stages, states = self.costs.find_keys(plan)
         sharing = self.find_sharing(plan)
         boundary = self.costs.find_buffered_boundary(passes.run, stages, stage)
         first_elements = self.costs.list_first_gradients(stages, states, stage) if sharing.begins_gradients else ()
-        block_choices = self.list_block_choices(plan, stage)
+        block_choices = HashedTuple(self.list_block_choices(plan, stage))
         return self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
 
     @memoise
@@ -184,8 +189,10 @@ class PlanMemory:
         self, order: ScheduleOrder, passes: PassKey, stages: StageKey, states: StateKey, sharing: Sharing
     ) -> IntArray:
         """Return the most bytes that passes hold, with gradients and parameters that come and go in them."""
-        stage_passes = self._list_stage_passes(passes, stages, states, sharing)
-        return find_pass_peaks(list_actions(*order), sharing, stage_passes)
+        rows = list_actions(*order)
+        variants = np.unique(sharing.list_variants(rows)).tolist()
+        stage_passes = self._list_stage_passes(passes, stages, states, sharing, variants)
+        return find_pass_peaks(rows, sharing, stage_passes)
 
     @memoise
     def _count_step_bytes(self, stages: StageKey, states: StateKey, on_device: bool) -> IntArray:
@@ -214,7 +221,7 @@ class PlanMemory:
         return find_sharing(self.cluster, self.training, plan, begins_gradients=begins)
 
     def _list_stage_passes(
-        self, passes: PassKey, stages: StageKey, states: StateKey, sharing: Sharing
+        self, passes: PassKey, stages: StageKey, states: StateKey, sharing: Sharing, variants: Sequence[int]
     ) -> list[dict[int, PassMemory]]:
         """Return the memory of the passes of every stage, by variant."""
         begins = sharing.begins_gradients
@@ -231,20 +238,21 @@ class PlanMemory:
             kind, boundary, first_elements = site
             recompute = stages.find_recompute(passes.recompute, kind)
             runs = self.costs.blocks.list_runs(stages.cut, stages.kinds.kinds[kind], recompute)
-            block_choices = [(block, choice) for block, count, choice in runs for _ in range(count)]
+            block_choices = HashedTuple((block, choice) for block, count, choice in runs for _ in range(count))
             stage_passes = self._list_block_passes(passes, states, sharing, block_choices, boundary, first_elements)
-            pass_memories[site] = {variant: pass_memory(*row) for variant, row in stage_passes.items()}
+            pass_memories[site] = {variant: pass_memory(*stage_passes[variant]) for variant in variants}
         return [pass_memories[site] for site in sites]
 
+    @memoise
     def _list_block_passes(
         self,
         passes: PassKey,
         states: StateKey,
         shared_states: Sharing,
-        block_choices: list[tuple[str, LayerRecompute]],
+        block_choices: HashedTuple[tuple[str, LayerRecompute]],
         boundary: Boundary,
         first_elements: tuple[int, ...],
-    ) -> dict[int, StagePass]:
+    ) -> StagePasses:
         """Return what the blocks of a stage hold in its passes, by variant.
 
         ``block_choices`` are the names of its blocks, with what is recomputed of each.
@@ -263,15 +271,9 @@ class PlanMemory:
         units = [blocks.unit(cut, name) for name, _ in block_choices]
         filled = fill_buckets(elements[::-1], experts[::-1], self.training.gradient_bytes, bucket_limit(states))
         filled = fill_whole_units(filled, units[::-1])
-        result = {}
-        used = WHOLE_VARIANTS + SPLIT_VARIANTS if run.splits_backward else WHOLE_VARIANTS
-        offsets = [0, JOINED_OFFSET]
-        if shared_states.begins_gradients:
-            offsets += [FIRST_OFFSET, FIRST_OFFSET + JOINED_OFFSET]
-        for variant in (base + offset for base in used for offset in offsets):
+
+        def find_pass(variant: int) -> StagePass:
             kind = kind_of(variant)
-            if variant >= FIRST_OFFSET and kind not in MAKES_GRADIENTS:
-                continue
             turn = 1 if kind is ActionKind.FORWARD else -1
             block_changes = list_changes(
                 shared_states,
@@ -283,8 +285,9 @@ class PlanMemory:
                 lasting_elements=first_elements,
             )
             pass_blocks = (first_memories if variant >= FIRST_OFFSET else memories)[::turn]
-            result[variant] = StagePass(pass_blocks, block_changes, kind)
-        return result
+            return StagePass(pass_blocks, block_changes, kind)
+
+        return StagePasses(find_pass)
 
     def capacity(self, plan: Plan, size: int) -> NDArray[np.float64]:
         """Return the least memory of a device of every pipeline position, with microbatches of ``size``.

@@ -8,7 +8,7 @@ import numpy as np
 from meshwise.simulator.program import Change, IntArray
 from meshwise.strategies.lowering.costs.memory import BlockMemory, StageMemory
 from meshwise.strategies.lowering.tasks.fully_sharded import NO_CHANGES, BlockChanges, Sharing
-from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, find_first_gradients, list_variants
+from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET
 from meshwise.strategies.schedules.orders import Actions
 from meshwise.strategies.schedules.schedule import ActionKind
 
@@ -74,16 +74,12 @@ def find_pass_peaks(rows: Actions, shared_states: Sharing, stages: Sequence[Mapp
     Parameters
     ----------
     stages
-        For every stage, the memory of its passes by variant.
+        For every stage, the memory of its passes by variant: those that its schedule has.
     """
     table = np.zeros((len(stages), 2 * FIRST_OFFSET, 2), np.int64)
     for stage, passes in enumerate(stages):
         table[stage, list(passes)] = list(passes.values())
-    pass_rows = table[
-        rows.stage,
-        list_variants(rows, shared_states.find_special_passes(rows))
-        + FIRST_OFFSET * (find_first_gradients(rows) & shared_states.begins_gradients),
-    ]
+    pass_rows = table[rows.stage, shared_states.list_variants(rows)]
     levels = np.cumsum(pass_rows[:, 0]) - pass_rows[:, 0]
     levels -= np.repeat(levels[rows.start[:-1]], np.diff(rows.start))  # of other ranks
     peaks = levels + pass_rows[:, 1]

@@ -5,11 +5,11 @@ collectives that nothing can disturb is one task, whose pieces say when each ope
 where a collective must wait for other ranks or share links, and where gradients are ready to be reduced.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
@@ -50,7 +50,14 @@ from meshwise.strategies.lowering.tasks.variants import (
     WEIGHTS,
     kind_of,
 )
-from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks, copy_ticks
+from meshwise.strategies.lowering.timing import (
+    LaunchedChain,
+    RankClock,
+    TimedSegment,
+    chain_ticks,
+    copy_ticks,
+    launch_chain,
+)
 from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, TENSOR
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
@@ -91,7 +98,7 @@ class Part:
     Parameters
     ----------
     name
-        The name of its first segment, or of its first block where it is several whole blocks.
+        The name of its first segment.
     work
         What the task does; for a collective of its own, without its bytes.
     collective
@@ -185,55 +192,66 @@ def cut_pass(stage_pass: StagePass, cut: Cut) -> tuple[Part, ...]:
     no_ticks = (0,) * len(names)
     block_extras = block_changes or (NO_CHANGES,) * len(names), *(ticks or no_ticks for ticks in durations)
     blocks = list(zip(names[::direction], cost.blocks[::direction], *block_extras, strict=True))
-    if launch or cut.after_every or cut.collectives:
-        return tuple(
-            _build_part(items, index, kind, launch)
-            for items in _split_chains(_list_items(blocks, kind, first_segments), cut)
-        )
-    # Without launches and with cuts between blocks alone, segments need not be looked at: whole blocks are summed.
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
     pass_parts: list[Part] = []
     for place, row in enumerate(rows):
         leading = () if place else first_segments
-        if any(copy or (cut.losses and block.find_first_read(kind)) for _, block, _, copy, _ in row):
-            pass_parts += (
-                _build_part(items, index, kind, launch) for items in _split_chains(_list_items(row, kind, leading), cut)
-            )
+        # Where cuts lie between blocks alone, segments need not be looked at: whole blocks are summed.
+        if _is_cut_inside(row, kind, leading, cut):
+            chains = _split_chains(_list_items(row, kind, leading), cut)
+            pass_parts += (_build_part(items, index, kind, launch) for items in chains)
         else:
-            pass_parts.append(_build_whole_part(row, index, kind, leading))
+            pass_parts.append(_build_whole_part(row, index, kind, launch, leading))
     return tuple(pass_parts)
 
 
+def _is_cut_inside(
+    blocks: list[_BlockEntry], kind: ActionKind, first_segments: tuple[TimedSegment, ...], cut: Cut
+) -> bool:
+    """Return whether blocks of a pass are cut elsewhere than behind the last of them."""
+    if cut.after_every or (cut.collectives and first_segments):
+        return True
+    return any(
+        copy_duration
+        or (cut.losses and cost.find_first_read(kind))
+        or (cut.collectives and cost.passes.select(kind).communicates)
+        for _, cost, _, copy_duration, _ in blocks
+    )
+
+
 def _build_whole_part(
-    blocks: list[_BlockEntry], index: int, kind: ActionKind, first_segments: tuple[TimedSegment, ...]
+    blocks: list[_BlockEntry], index: int, kind: ActionKind, launch: float, first_segments: tuple[TimedSegment, ...]
 ) -> Part:
     """Return a part of whole blocks, whose segments are looked at only when its pieces are needed."""
-    passes = [cost.passes.select(kind) for _, cost, *_ in blocks]
-    slowed_ticks = sum(slowed for *_, slowed in blocks)
-    ticks = chain_ticks(first_segments) + sum(block_pass.ticks for block_pass in passes) + slowed_ticks
-    work = Work(
-        _TASK_KINDS[kind], index, ticks, Deferred(lambda: _build_pieces(_list_items(blocks, kind, first_segments)))
-    )
-    segments = chain(first_segments, *(block_pass.segments for block_pass in passes))
-    communicates = any(segment.collective is not None for segment, _ in segments)
-    first_name, last_name = (blocks[0][0], blocks[-1][0]) if blocks else ("empty stage", None)
-    return Part(
-        first_name, work, None, last_name, ends_loss=False, launch_lead=0, launch_tail=0, communicates=communicates
-    )
+    ticks, chain = chain_ticks(first_segments), launch_chain(first_segments, launch)
+    communicates = bool(first_segments)
+    for _, cost, _, _, slowed_ticks in blocks:
+        block_pass = cost.passes.select(kind)
+        ticks += block_pass.ticks + slowed_ticks
+        chain = chain.extend(block_pass.chain)
+        if slowed_ticks:
+            chain = chain.extend(LaunchedChain(slowed_ticks, latest=slowed_ticks))
+        communicates = communicates or block_pass.communicates
+    pieces = Deferred(lambda: _build_pieces(_list_items(blocks, kind, first_segments), launch))
+    work, last_block = Work(_TASK_KINDS[kind], index, ticks, pieces), blocks[-1][0] if blocks else None
+    name = next(_list_items(blocks, kind, first_segments)).label
+    return Part(name, work, None, last_block, False, chain.lead, chain.tail, communicates)
 
 
 def _list_items(
     blocks: list[_BlockEntry], kind: ActionKind, first_segments: tuple[TimedSegment, ...]
-) -> list[_PassItem]:
-    """Return every segment of a pass in order."""
-    items = [_PassItem(*timed_segment, None, (), (), None) for timed_segment in first_segments]
+) -> Iterator[_PassItem]:
+    """Yield every segment of a pass in order."""
+    for timed_segment in first_segments:
+        yield _PassItem(*timed_segment, None, (), (), None)
     for block in blocks:
-        items += _list_block_items(*block, kind)
-    return items or [_PassItem(Segment(_TASK_KINDS[kind], "empty stage", num_launches=0), 0, None, (), (), None)]
+        yield from _list_block_items(*block, kind)
+    if not first_segments and not any(cost.passes.select(kind).segments for _, cost, *_ in blocks):
+        yield _PassItem(Segment(_TASK_KINDS[kind], "empty stage", num_launches=0), 0, None, (), (), None)
 
 
-cut_known_pass = lru_cache(maxsize=1024)(cut_pass)
+cut_known_pass = lru_cache(maxsize=256)(cut_pass)
 """`cut_pass`, with its latest results kept: plans that differ elsewhere share their passes."""
 
 
@@ -280,7 +298,7 @@ def _build_changes(activations: int, buffers: int, gradients: int) -> tuple[Chan
     return tuple(Change(category, size) for category, size in sizes if size)
 
 
-def _split_chains(items: list[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]:
+def _split_chains(items: Iterable[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]:
     """Yield the items of each part."""
     current_chain: list[_PassItem] = []
     ends_overlap = False  # whether a collective runs beside the next item, so that a part ends behind both
@@ -301,15 +319,16 @@ def _split_chains(items: list[_PassItem], cut: Cut) -> Iterator[list[_PassItem]]
 def _build_part(items: list[_PassItem], index: int, kind: ActionKind, launch: float) -> Part:
     """Return one part of consecutive items."""
     is_joint = len(items) == 1 and items[0].segment.collective is not None
-    ticks = items[0].ticks if is_joint else chain_ticks(TimedSegment(item.segment, item.ticks) for item in items)
+    timed_segments = [TimedSegment(item.segment, item.ticks) for item in items]
+    ticks = items[0].ticks if is_joint else chain_ticks(timed_segments)
     work = Work(
         items[0].segment.kind if is_joint else _TASK_KINDS[kind],
         index,
         ticks,
-        Deferred(lambda: _build_pieces(items, launch)),
+        Deferred(partial(_build_pieces, items, launch)),
     )
-    launch_lead, launch_tail = _find_launch_times(items, launch) if launch else (0, 0)
-    communicates = any(item.segment.collective is not None for item in items)
+    chain = launch_chain(timed_segments, launch)
+    communicates = any(segment.collective is not None for segment, _ in timed_segments)
     segment, last_item = items[0].segment if is_joint else None, items[-1]
     return Part(
         items[0].label,
@@ -317,13 +336,13 @@ def _build_part(items: list[_PassItem], index: int, kind: ActionKind, launch: fl
         segment,
         last_item.completed_block,
         last_item.ends_loss,
-        launch_lead,
-        launch_tail,
+        chain.lead,
+        chain.tail,
         communicates,
     )
 
 
-def _build_pieces(items: list[_PassItem], launch: float = 0.0) -> list[Piece]:
+def _build_pieces(items: Iterable[_PassItem], launch: float) -> list[Piece]:
     """Return the pieces of a chain, from its start on."""
     pieces, start, end, launch_end = [], 0, 0, 0
     for item in items:
@@ -346,36 +365,6 @@ def _build_pieces(items: list[_PassItem], launch: float = 0.0) -> list[Piece]:
 def _choose_stream(collective: Segment) -> StreamKind:
     """Return the stream of a collective inside a pass: one that overlaps compute has its own."""
     return StreamKind.CONTEXT if collective.overlaps_next else StreamKind.TENSOR
-
-
-def _find_launch_times(items: list[_PassItem], launch: float) -> tuple[int, int]:
-    """Return the ticks of launching before a chain can run without a stop, and those after that.
-
-    With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, the chain ends at
-    max(t + e_1, h + max_i(l_1 + .. + l_i + e_i)) where it is reached at time t and its first launch begins at
-    time h: as if it could begin at h + lead with lead = max_i(l_1 + .. + l_i + e_i) - e_1.
-    """
-    launch_end = elapsed = launch_lead = 0
-    longest = latest = 0  # of the kernels that start at once: the ticks of the longest, and the latest end if launched
-    last_place = len(items) - 1
-    launch_ticks: dict[float, int] = {}
-    for place, item in enumerate(items):
-        segment, ticks, num_launches = item.segment, item.ticks, item.segment.num_launches
-        ready = ticks
-        if num_launches:
-            if num_launches not in launch_ticks:
-                launch_ticks[num_launches] = to_ticks(launch * num_launches)
-            launch_end += launch_ticks[num_launches]
-            ready += launch_end
-        if ticks > longest:
-            longest = ticks
-        if ready > latest:
-            latest = ready
-        if not segment.overlaps_next or place == last_place:
-            elapsed += longest
-            launch_lead = max(launch_lead, latest - elapsed)
-            longest = latest = 0
-    return launch_lead, launch_end - launch_lead
 
 
 _TASK_KINDS = {

@@ -1,6 +1,7 @@
 """Lower a plan: cut its passes, build the skeleton of its schedule, and fill in what each task does."""
 
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -8,7 +9,6 @@ from meshwise.simulator.brief import with_brief_repr
 from meshwise.simulator.engine.longest_path import finish_times
 from meshwise.simulator.engine.steady_state import find_window
 from meshwise.simulator.interconnect.interconnect import interconnect
-from meshwise.simulator.memo import remember_latest
 from meshwise.simulator.program import IntArray, LinkClass, Program, pause_collection
 from meshwise.strategies.lowering.contents import Contents, count_traffic
 from meshwise.strategies.lowering.cuts import Cuts, Granularity
@@ -108,26 +108,19 @@ class _LoweredPasses:
         self.cuts, self.shape, self.contents = cuts, step_shape(cuts, volumes), Contents(cuts, volumes)
 
 
-class _PassLowering:
-    """Lowers the passes of plans of one problem."""
+@lru_cache(maxsize=1)
+def _lower_generic_passes(costs: StageCosts, plan: Plan, granularity: Granularity, folded: bool) -> _LoweredPasses:
+    """Return the passes of a plan.
 
-    def __init__(self, costs: StageCosts) -> None:
-        self.costs = costs
-
-    @remember_latest
-    def lower_passes(self, plan: Plan, granularity: Granularity, folded: bool) -> _LoweredPasses:
-        """Return the passes of a plan.
-
-        The latest result is kept: a search often asks next for a plan that differs in its number of microbatches alone.
-        """
-        machine = self.costs.machine(plan) if folded else self.costs.build_unfolded_machine(plan)
-        return _LoweredPasses(Cuts(self.costs, plan, machine, granularity))
+    The latest result is kept: what is asked next is often a plan that differs in its number of microbatches alone.
+    """
+    machine = costs.machine(plan) if folded else costs.build_unfolded_machine(plan)
+    return _LoweredPasses(Cuts(costs, plan, machine, granularity))
 
 
 def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _LoweredPasses:
     """Return the passes of a plan, for any number of microbatches."""
-    generic_plan = replace(plan, num_microbatches=ANY_COUNT)
-    return costs.get_shared(_PassLowering).lower_passes(generic_plan, granularity, folded)
+    return _lower_generic_passes(costs, replace(plan, num_microbatches=ANY_COUNT), granularity, folded)
 
 
 class _StepLowering(NamedTuple):

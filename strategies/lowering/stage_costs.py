@@ -20,7 +20,7 @@ from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.rank_classes.classes import fold, unfold
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile, RankRegistry
 from meshwise.strategies.lowering.rank_classes.placement import PlacedMesh
-from meshwise.strategies.lowering.timing import RankClock, TimedSegment, chain_ticks
+from meshwise.strategies.lowering.timing import LaunchedChain, RankClock, TimedSegment, chain_ticks, launch_chain
 from meshwise.strategies.plan.mesh import Mesh
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
@@ -38,10 +38,15 @@ _WHOLE_PASSES = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 
 class TimedPass(NamedTuple):
-    """The segments of one pass of a block on a rank, and the ticks of all of them."""
+    """The segments of one pass of a block on a rank, the ticks of all of them, and those of launching them.
+
+    ``communicates`` says whether some of them are collectives.
+    """
 
     segments: tuple[TimedSegment, ...]
     ticks: int
+    chain: LaunchedChain
+    communicates: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -328,4 +333,6 @@ class StageCosts(StageWorks):
 def _time_pass(clock: RankClock, segments: Sequence[Segment], nothing: tuple[TimedSegment, ...] = ()) -> TimedPass:
     """Return a pass of a block with its ticks; ``nothing`` stands for a part in which it has nothing to do."""
     timed_segments = clock.time_segments(segments) or nothing
-    return TimedPass(timed_segments, chain_ticks(timed_segments))
+    chain = launch_chain(timed_segments, clock.rank.launch)
+    communicates = any(segment.collective is not None for segment, _ in timed_segments)
+    return TimedPass(timed_segments, chain_ticks(timed_segments), chain, communicates)

@@ -64,6 +64,60 @@ def chain_ticks(timed_segments: Iterable[TimedSegment]) -> int:
     return total
 
 
+class LaunchedChain(NamedTuple):
+    """Ticks of a chain of segments, of launching its kernels, and until its end if it waits for launches alone.
+
+    With launches l_i, and e_i ticks from the start of kernel i to the end of the chain, ``latest`` is the largest
+    l_1 + .. + l_i + e_i: the chain ends at max(t + ticks, h + latest) where it is reached at time t and its first
+    launch begins at time h, as if it could begin at h + lead.
+    """
+
+    ticks: int = 0
+    launch: int = 0
+    latest: int = 0
+
+    @property
+    def lead(self) -> int:
+        """Ticks of launching before the chain can run without a stop."""
+        return self.latest - self.ticks
+
+    @property
+    def tail(self) -> int:
+        """Ticks of launching after that."""
+        return self.launch - self.lead
+
+    def extend(self, other: "LaunchedChain") -> "LaunchedChain":
+        """Return the chain with another one behind it.
+
+        >>> LaunchedChain(ticks=2, launch=3, latest=5).extend(LaunchedChain(ticks=4, launch=1, latest=5))
+        LaunchedChain(ticks=6, launch=4, latest=9)
+        """
+        latest = max(self.latest + other.ticks, self.launch + other.latest)
+        return LaunchedChain(self.ticks + other.ticks, self.launch + other.launch, latest)
+
+
+def launch_chain(timed_segments: Iterable[TimedSegment], launch: float) -> LaunchedChain:
+    """Return the chain of segments whose kernels the host launches in ``launch`` seconds each.
+
+    Segments that overlap the next one start with it; a kernel that is launched with an earlier one waits for no launch.
+    """
+    launch_end = elapsed = longest = latest = group_latest = 0
+    launch_ticks: dict[float, int] = {}
+    for segment, ticks in timed_segments:
+        num_launches = segment.num_launches
+        if num_launches:
+            if num_launches not in launch_ticks:
+                launch_ticks[num_launches] = to_ticks(launch * num_launches)
+            launch_end += launch_ticks[num_launches]
+            group_latest = max(group_latest, launch_end + ticks)
+        longest = max(longest, ticks)
+        if not segment.overlaps_next:
+            latest = max(latest + longest, group_latest)
+            elapsed += longest
+            longest = group_latest = 0
+    return LaunchedChain(elapsed + longest, launch_end, max(latest + longest, group_latest))
+
+
 class RankClock:
     """The ticks of segments on one rank; those of kernels are looked up once."""
 

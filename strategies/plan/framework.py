@@ -324,6 +324,7 @@ def has_words(text: str, phrase: tuple[str, ...]) -> bool:
     return f" {' '.join(phrase)} " in f" {' '.join(split_words(text))} "
 
 
+@lru_cache(maxsize=1024)
 def find_nearest_alias(text: str) -> str:
     """Return the alias that is spelled most like a text.
 

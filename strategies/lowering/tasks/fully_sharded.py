@@ -46,16 +46,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.simulator.machine.cluster import Cluster
-from meshwise.simulator.program import Category, Change
+from meshwise.simulator.program import Category, Change, IntArray
 from meshwise.strategies.lowering.tasks.data_parallel import BucketFilling, asks_for_overlap, overlaps_gradients
 from meshwise.strategies.lowering.tasks.variants import (
     FIRST_OFFSET,
     FORWARD_PASS,
     JOINED_OFFSET,
+    find_first_gradients,
     find_joined,
     find_stage_ends,
     is_joined,
     kind_of,
+    list_variants,
 )
 from meshwise.strategies.plan.mesh import DATA
 from meshwise.strategies.plan.plan import Plan
@@ -95,6 +97,11 @@ class Sharing(NamedTuple):
     num_held: int = 1
     copies_gradients: bool = False
     begins_gradients: bool = False
+
+    def list_variants(self, rows: Actions) -> IntArray:
+        """Return the variant of every action of all pipeline ranks."""
+        begins = FIRST_OFFSET * (find_first_gradients(rows) & self.begins_gradients)
+        return list_variants(rows, self.find_special_passes(rows)) + begins
 
     def find_special_passes(self, rows: Actions) -> NDArray[np.bool_]:
         """Return, for every action, whether it finds or leaves other parameters gathered than most of its kind.

@@ -443,7 +443,7 @@ _AWAITED_KINDS = {
 """Kind of action that the next stage waits for, by the kind that makes it."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def build_step(shape: StepShape) -> Skeleton:
     """Return the abstract tasks of one training step."""
     return StepBuilder(shape).build()
