@@ -5,6 +5,7 @@ collectives that nothing can disturb is one task, whose pieces say when each ope
 where a collective must wait for other ranks or share links, and where gradients are ready to be reduced.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -146,9 +147,9 @@ class _PassItem(NamedTuple):
         return f"{self.block}: {self.segment.label}" if self.block is not None else self.segment.label
 
 
-_BlockEntry = tuple[str, BlockCost, BlockChanges, int, int]
+_BlockEntry = tuple[str, BlockCost, BlockChanges, int, int | None]
 """A block of a stage by name, its cost, its changes besides activations, and the ticks of copying its gradients and of
-what data ranks slow it by."""
+what data ranks slow it by, if in some pass of the kind they do."""
 
 
 class StagePass(NamedTuple):
@@ -171,7 +172,8 @@ class StagePass(NamedTuple):
     copy_durations
         Ticks in which gradients are copied after each block.
     slowed_durations
-        Ticks by which each block takes longer because data ranks communicate beneath it.
+        Ticks by which each block takes longer because data ranks communicate beneath it, ``None`` where no pass of the
+        kind has them do so.
     """
 
     stage: int
@@ -182,15 +184,14 @@ class StagePass(NamedTuple):
     first_segments: tuple[TimedSegment, ...] = ()
     changes: tuple[BlockChanges, ...] = ()
     copy_durations: tuple[int, ...] = ()
-    slowed_durations: tuple[int, ...] = ()
+    slowed_durations: tuple[int | None, ...] = ()
 
 
 def cut_pass(stage_pass: StagePass, cut: Cut) -> tuple[Part, ...]:
     """Return one pass of a stage in parts, in order."""
-    index, kind, names, cost, launch, first_segments, block_changes, *durations = stage_pass
+    index, kind, names, cost, launch, first_segments, *extras = stage_pass
     direction = 1 if kind is ActionKind.FORWARD else -1
-    no_ticks = (0,) * len(names)
-    block_extras = block_changes or (NO_CHANGES,) * len(names), *(ticks or no_ticks for ticks in durations)
+    block_extras = [row or (default,) * len(names) for row, default in zip(extras, (NO_CHANGES, 0, None), strict=True)]
     blocks = list(zip(names[::direction], cost.blocks[::direction], *block_extras, strict=True))
     ends = [place for place, (name, *_) in enumerate(blocks, 1) if name in cut.blocks or place == len(blocks)]
     rows = [blocks[start:end] for start, end in pairwise([0, *ends])] or [blocks]
@@ -228,7 +229,7 @@ def _build_whole_part(
     communicates = bool(first_segments)
     for _, cost, _, _, slowed_ticks in blocks:
         block_pass = cost.passes.select(kind)
-        ticks += block_pass.ticks + slowed_ticks
+        ticks += block_pass.ticks + (slowed_ticks or 0)
         chain = chain.extend(block_pass.chain)
         if slowed_ticks:
             chain = chain.extend(LaunchedChain(slowed_ticks, latest=slowed_ticks))
@@ -256,11 +257,16 @@ cut_known_pass = lru_cache(maxsize=256)(cut_pass)
 
 
 def _list_block_items(
-    name: str, cost: BlockCost, block_changes: BlockChanges, copy_duration: int, slowed_ticks: int, kind: ActionKind
+    name: str,
+    cost: BlockCost,
+    block_changes: BlockChanges,
+    copy_duration: int,
+    slowed_ticks: int | None,
+    kind: ActionKind,
 ) -> Iterator[_PassItem]:
     """Yield the segments of a block, with what each takes and gives back."""
     memory, segments = cost.memory, cost.passes.select(kind).segments
-    if slowed_ticks:
+    if slowed_ticks is not None:
         slowed_segment = Segment(_TASK_KINDS[kind], "slowed by communication", num_launches=0)
         segments = (*segments, TimedSegment(slowed_segment, slowed_ticks))
     acquired_bytes, released_bytes = memory.changes(kind)
@@ -476,25 +482,27 @@ class Cuts:
         passes = stage, kind_of(variant), names, cost, rank.launch, first_segments
         return cut_known_pass(StagePass(*passes, block_changes, copy_durations, slowed_durations), cut)
 
-    def _list_slowed_ticks(self, stage: int, variant: int, cost: StageCost, clock: RankClock) -> tuple[int, ...]:
+    def _list_slowed_ticks(self, stage: int, variant: int, cost: StageCost, clock: RankClock) -> tuple[int | None, ...]:
         """Return by how much each block of a pass, in its order, is slowed by what data ranks move beneath it.
 
         A block is slowed by the gather of the next unit, and by the reduction of the bucket that the previous block
-        filled, where every microbatch has these. A reduction of once a step is too short to count.
+        filled, where every microbatch has these. A reduction of once a step is too short to count. It is ``None`` where
+        nothing moves beneath a block in any pass of the kind, and 0 where nothing does in this one: passes of a kind
+        have the same parts.
         """
         shared_states, kind, names = self.sharing, kind_of(variant), self.plan.stages[stage].blocks
         if clock.rank.slowdown == 1 or not shared_states.num_ahead or self.plan.shards == 1:
             return ()
-        direction = 1 if kind is ActionKind.FORWARD else -1
-        collective_ticks = [0] * len(names)
-        if shared_states.parameters and not (shared_states.reshard and kind is ActionKind.WEIGHT):
-            units = zip(shared_states.list_gathered(variant, len(names)), cost.blocks[::direction], strict=True)
-            for unit, (is_gathered, block) in enumerate(units):
-                if unit and is_gathered:
-                    dense_elements = block.parameters - block.expert_parameters
-                    for group, elements in ((DATA, dense_elements), (EXPERT_DATA, block.expert_parameters)):
-                        size = float(elements * self.training.parameter_bytes)
-                        collective_ticks[unit - 1] += self._count_ticks(group, stage, Collective.ALL_GATHER, size)
+        blocks = cost.blocks[:: 1 if kind is ActionKind.FORWARD else -1]
+        collective_ticks = Counter[int]()  # by place of the block beneath which they run
+        may_gather = kind is ActionKind.FORWARD or (shared_states.reshard and kind is not ActionKind.WEIGHT)
+        if shared_states.parameters and may_gather:
+            is_gathered = shared_states.list_gathered(variant, len(names))
+            for unit, block in enumerate(blocks[1:], 1):
+                dense_elements = block.parameters - block.expert_parameters
+                for group, elements in ((DATA, dense_elements), (EXPERT_DATA, block.expert_parameters)):
+                    size = float(elements * self.training.parameter_bytes * is_gathered[unit])
+                    collective_ticks[unit - 1] += self._count_ticks(group, stage, Collective.ALL_GATHER, size)
         if shared_states.gradients and kind in MAKES_GRADIENTS:
             reduction, size = choose_reduction(self.plan), reduction_bytes(self.training, self.plan)
             for bucket in self.buckets(stage):
@@ -502,8 +510,11 @@ class Cuts:
                 if next_block < len(names):
                     ticks = self._count_ticks(bucket.kind, stage, reduction, float(bucket.parameters * size))
                     collective_ticks[next_block] += ticks
-        pass_ticks = (block.passes.select(kind).ticks for block in cost.blocks[::direction])
-        return tuple(map(clock.count_slowed_ticks, pass_ticks, collective_ticks))
+        pass_ticks = (block.passes.select(kind).ticks for block in blocks)
+        return tuple(
+            clock.count_slowed_ticks(ticks, collective_ticks[place]) if place in collective_ticks else None
+            for place, ticks in enumerate(pass_ticks)
+        )
 
     def _count_ticks(self, kind: str, stage: int, collective: Collective, size: float) -> int:
         """Return the least ticks of a collective of data ranks at the position of a stage; 0 without bytes or ranks."""
