@@ -10,7 +10,7 @@ from math import ceil, lcm
 from typing import Any
 
 from meshwise.scenarios.intervals import NOT_UNDERSTOOD
-from meshwise.scenarios.published.frameworks import attention_kernel, is_megatron
+from meshwise.scenarios.published.frameworks import attention_kernel, find_entry, is_megatron
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.schema.model import MAX_EXPERTS, MAX_HEADS
 from meshwise.simulator.models.attention import LatentAttention
@@ -413,7 +413,7 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
         ffn_kind=kind,
         tied_embeddings=_ties_embeddings(row, base, known),
         attention=attention,
-        dropout=attention == "unfused",
+        dropout=_has_dropout(row, attention, kind),
         positions="rotary" if latent else base.positions,
         kv_channels=head,
         qk_norm=base.qk_norm and latent is None,
@@ -559,6 +559,16 @@ def _choose_attention(row: Row, words: str) -> str:
     return attention_kernel(row) if word == "flash" or _has_flash(row, words) else "unfused"
 
 
+def _has_dropout(row: Row, attention: str, ffn_kind: str) -> bool:
+    """Return whether layers have dropout: as a model of the time before fused attention, or as the framework's own."""
+    if attention == "unfused":
+        return True
+    has_default = find_entry(row).defaults.dropout and ffn_kind == "gelu"
+    if has_default:
+        row.assume("dropout (not stated; the framework's default for models without gates)")
+    return has_default
+
+
 _EARLY = ("v100", "p100", "a100", "t4", "titan v", "titan rtx", "rtx 2080", "ascend 910")
 
 
@@ -568,5 +578,5 @@ def _has_flash(row: Row, words: str) -> bool:
     is_gpt = not _GATED.search(words) and _BEFORE_FLASH.search(row.text("framework"))
     flash = not (is_early and is_gpt)
     unfused = "unfused attention and dropout, as Megatron-LM without flash had"
-    row.assume(f"{'flash attention, no dropout' if flash else unfused} (not stated)")
+    row.assume(f"{'flash attention' if flash else unfused} (not stated)")
     return flash

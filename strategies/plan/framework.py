@@ -191,6 +191,8 @@ class Defaults:
         Kinds of operators that run as several kernels of torch.
     gathers_logits
         Whether every tensor rank gathers the logits and computes the whole loss.
+    dropout
+        Whether models whose feed-forward has no gate have dropout.
     selective
         What selective recomputation keeps: all but the ``core`` of attention, or attention and every second of the
         ``products`` of a layer.
@@ -209,6 +211,7 @@ class Defaults:
     gradient_precision: str | None = None
     composed: tuple[str, ...] = ()
     gathers_logits: bool = False
+    dropout: bool = False
     selective: str = "core"
     microbatches: str = "one"
     microbatch_of: str = "rank"

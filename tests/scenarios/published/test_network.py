@@ -76,6 +76,19 @@ def test_habits_of_families() -> None:
     assert decoder(**GPT | {"framework": "Megatron-LM", "attention_kernel": "FlashAttention-2"}).attention == "flash_2"
 
 
+def test_dropout_that_is_not_stated_is_the_framework_s_own() -> None:
+    for framework, arch, has_dropout in (
+        ("Megatron-LM", "gpt", True),  # training/arguments.py: 0.1
+        ("Megatron Core", "gpt", True),
+        ("Megatron-LM", "llama", False),  # models with gates are trained without
+        ("NeMo", "gpt", False),  # its recipes say 0
+        ("torchtitan", "gpt", False),
+    ):
+        row = GPT | {"framework": framework, "attention_kernel": "flash", "arch": arch}
+        row |= {"ffn_type": "swiglu"} if arch == "llama" else {}
+        assert decoder(**row).dropout == has_dropout, (framework, arch)
+
+
 @pytest.mark.parametrize(
     ("kernel", "framework", "found"),
     [
