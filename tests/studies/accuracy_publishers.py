@@ -24,12 +24,12 @@ from meshwise.scenarios.intervals import NOT_UNDERSTOOD
 from meshwise.scenarios.published.accuracy import (
     Prediction,
     load_runs,
-    predict,
     predict_all,
     select_split,
     summarize,
     summarize_errors,
 )
+from meshwise.scenarios.published.estimates import estimate_step_time
 from meshwise.scenarios.published.runs import Run
 from meshwise.scenarios.published.vocabulary.publishers import find_publisher
 from meshwise.simulator.catalog import accelerator
@@ -141,7 +141,7 @@ def fit_launches(predictions: Sequence[Prediction]) -> dict[str, float]:
 
 
 def _measure_launch_error(runs: Sequence[Run], seconds: float) -> float:
-    return fmean(abs(_predict_with_launch(run, seconds).error or 0.0) for run in runs)
+    return fmean(abs(measure_error(_change_launch(run, seconds)) or 0.0) for run in runs)
 
 
 def _is_host_bound(run: Run) -> bool:
@@ -153,23 +153,33 @@ def _is_host_bound(run: Run) -> bool:
         return False
     if not ENTRIES[run.scenario.problem.training.framework].defaults.launch:
         return False
-    short, long = (_predict_with_launch(run, seconds).step_time for seconds in (100e-6, 200e-6))
-    return short is not None and long is not None and long > HOST_BOUND * short
+    short, long = ((measure_error(_change_launch(run, seconds)) or 0.0) + 1.0 for seconds in (100e-6, 200e-6))
+    return long > HOST_BOUND * short
 
 
-def _predict_with_launch(run: Run, seconds: float) -> Prediction:
-    """Return the prediction of a run whose hosts launch an operator in so many seconds."""
+def _change_launch(run: Run, seconds: float) -> Run:
+    """Return a run whose hosts launch an operator in so many seconds."""
     if run.scenario is None:
-        return predict(run)
+        return run
     problem = run.scenario.problem
     problem = replace(problem, cluster=_with_launch(problem.cluster, seconds))
-    return predict(replace(run, scenario=replace(run.scenario, problem=problem)))
+    return replace(run, scenario=replace(run.scenario, problem=problem))
+
+
+def measure_error(run: Run) -> float | None:
+    """Return the relative error of the predicted step time of a run, without a look at its memory."""
+    if run.scenario is None or not run.step_time:
+        return None
+    try:
+        return estimate_step_time(run.scenario.problem, run.scenario.choose_plan()) / run.step_time - 1.0
+    except ValueError:
+        return None
 
 
 def _measure_error(runs: Sequence[Run], publisher: str, refit: Refit) -> float:
     errors: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        error = predict(refit_run(run, publisher, refit)).error
+        error = measure_error(refit_run(run, publisher, refit))
         if error is not None:
             errors[find_publisher(run.source).name].append(abs(error))
     return fmean(map(fmean, errors.values())) if errors else 0.0
@@ -189,9 +199,9 @@ def summarize_publishers(
     for name, rows in sorted(members.items(), key=lambda entry: entry[0].lower()):
         timed = [row for row in rows if is_timed(row)]
         is_fitted = name in FITTED or name in refit.launches
-        left_out = [predict(refit_run(row.run, name, refit)) for row in timed] if is_fitted else timed
+        errors = [measure_error(refit_run(row.run, name, refit)) if is_fitted else row.error for row in timed]
         few_shot = {str(count): round(errors.mape, 12) for count, errors in shots.get(name, {}).items() if count}
-        lines.append(_build_line(name, rows, timed, left_out) | {"few_shot": few_shot, "inside": coverage.get(name)})
+        lines.append(_build_line(name, rows, timed, errors) | {"few_shot": few_shot, "inside": coverage.get(name)})
     judged = [line for line in lines if line["left_out"]["count"] >= FEWEST_RUNS]
     return {
         "rows": len(predictions),
@@ -211,7 +221,7 @@ def summarize_publishers(
 
 
 def _build_line(
-    publisher: str, rows: Sequence[Prediction], timed: Sequence[Prediction], left_out: Sequence[Prediction]
+    publisher: str, rows: Sequence[Prediction], timed: Sequence[Prediction], errors: Sequence[float | None]
 ) -> dict[str, Any]:
     summary = summarize(rows)
     groups = [group for group in summary["groups"] if group.get("regret") is not None]
@@ -225,9 +235,9 @@ def _build_line(
         "split": str(find_publisher(sources[0]).split),
         "sources": sources,
         "rows": len(rows),
-        "left_out": summarize_errors(row.error for row in left_out),
+        "left_out": summarize_errors(errors),
         "in_sample": summarize_errors(row.error for row in timed),
-        "memory": {kind: summarize_errors(errors) for kind, errors in sorted(kinds.items())},
+        "memory": {kind: summarize_errors(values) for kind, values in sorted(kinds.items())},
         "out_of_memory": summary["all"]["out_of_memory"],
         "groups": len(groups),
         "regret": round(fmean(group["regret"] for group in groups), 12) if groups else None,
