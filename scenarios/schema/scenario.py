@@ -185,6 +185,12 @@ class TrainingTable(Table):
     )
     frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
 
+    @model_validator(mode="after")
+    def _check_scaling(self) -> "TrainingTable":
+        if self.fp8_scaling is not None and self.precision != "fp8":
+            raise ValueError(f"fp8_scaling is of precision fp8, met precision {self.precision}; nearest: leave it out")
+        return self
+
 
 def build_training(table: TrainingTable) -> Training:
     """Return the training step of a table, as the framework that it writes runs it; raise ``ValueError`` as it does."""

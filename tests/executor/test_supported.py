@@ -7,6 +7,7 @@ import pytest
 from tiny_jobs import TINY, job
 
 from meshwise.executor import supported
+from meshwise.executor.operators.run import list_unsupported_training
 from meshwise.executor.supported import find_unsupported
 from meshwise.simulator.models.experts import Experts
 from meshwise.strategies.plan.layout import DECISIONS, Layout
@@ -49,6 +50,17 @@ def test_every_reason_at_once() -> None:
         replace(good.plan, stages=stages, overlap_tensor=True),
     )
     assert [reason.partition(":")[0] for reason in reasons] == ["dropout", "precision", "stages", "overlap_tensor"]
+
+
+def test_states_that_it_does_not_keep() -> None:
+    good = job(data=2)
+    for states in ("same", "int8"):
+        (reason,) = find_unsupported(good.spec, replace(good.training, state_precision=states), good.plan)
+        assert reason == f"state_precision: the executor's moments are fp32, met {states}; nearest: fp32"
+    plain = replace(good.training, precision="fp32", gradient_precision=None)
+    assert not list_unsupported_training(replace(plain, state_precision="same"))
+    (reason,) = list_unsupported_training(replace(plain, state_precision="int8"))
+    assert reason.startswith("state_precision: ") and reason.endswith("met int8; nearest: fp32")
 
 
 def test_shards_that_torch_would_keep_whole() -> None:

@@ -20,6 +20,13 @@ def test_a_step_runs_as_its_framework_does_unless_words_say_otherwise() -> None:
     assert build_training(TrainingTable(**table, kernels="eager")).composed == titan.composed
 
 
+def test_scales_of_fp8_belong_to_fp8() -> None:
+    table = {"global_batch": 8, "sequence": 32}
+    assert build_training(TrainingTable(**table, precision="fp8", fp8_scaling="row")).fp8_scaling == "row"
+    with pytest.raises(ValueError, match="fp8_scaling is of precision fp8, met precision bf16"):
+        TrainingTable(**table, fp8_scaling="row")
+
+
 @pytest.mark.parametrize(("word", "seconds"), [("framework", 110e-6), ("12 us", 12e-6), ("0 us", 0.0), (None, 0.0)])
 def test_hosts_launch_as_a_scenario_says(word: str | None, seconds: float, tmp_path: Path) -> None:
     launch = "" if word is None else f", launch: {word}"
