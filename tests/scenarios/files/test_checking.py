@@ -59,7 +59,8 @@ def test_the_good_one_is_good() -> None:
         (
             changed(precision="precison: fp32"),
             "s.yaml:12:3: training.precison: there is no such field; "
-            "known: global_batch, sequence, precision, optimizer, gradient_precision, state_precision, fp8_scaling, gradient_clipping, framework, "
+            "known: global_batch, sequence, precision, optimizer, gradient_precision, state_precision, fp8_scaling, "
+            "gradient_clipping, framework, "
             "kernels, loss, launch, expandable_segments, frozen; nearest: precision",
         ),
         (
