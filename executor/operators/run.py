@@ -171,8 +171,9 @@ def list_unsupported_training(training: Training) -> tuple[str, ...]:
         reasons.append(
             f"precision: a captured module is trained as it was made, met {training.precision}; nearest: fp32"
         )
-    if training.state_precision == "int8":
-        reasons.append("state_precision: the executor's moments are as precise as weights, met int8; nearest: fp32")
+    if training.state_precision in ("bf16", "int8"):
+        rule = "moments of a captured module are as precise as its weights"
+        reasons.append(f"state_precision: {rule}, met {training.state_precision}; nearest: fp32")
     if training.gradient_clipping:
         reasons.append("gradient_clipping: gradients of a captured module are not clipped, met true; nearest: false")
     if training.optimizer not in OPTIMIZERS:

@@ -23,7 +23,7 @@ _OPTIMIZERS = {
     "adamw_16bit": ("adamw", ""),
     "adamw_8bit": ("adamw", ""),
 }
-"""The nearest optimizer that is simulated, with the reason, by published optimizer."""
+"""The nearest optimizer that is simulated, with what it lacks, by published optimizer."""
 
 
 def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
@@ -52,23 +52,25 @@ def _read_optimizer(row: Row) -> str:
     return name
 
 
-_STATES = {"fp32": "fp32", "bf16": "same", "fp16": "same", "int8": "int8"}
-"""Precisions of moments by the words of ``state_precision``."""
 _STATES_OF_OPTIMIZERS = {"adamw_16bit": "same", "adamw_8bit": "int8"}
-"""Precisions of moments by the words of ``optimizer``."""
+"""Precisions of moments by the words of ``optimizer``, wherever in its text they stand."""
+
+
+_SCALINGS = {"rowwise": "row", "tensorwise": "tensor", "delayed scaling": "delayed"}
+"""Scales of casts to fp8 by words of ``precision``."""
 
 
 def _read_scaling(row: Row) -> str | None:
     """Return how casts to fp8 find their scales where the precision says it."""
-    return next(iter(find_words("fp8_scaling", row.text("precision"))), None)
+    return next((_SCALINGS[word] for word in find_words("fp8_scaling", row.text("precision"))), None)
 
 
 def _read_state_precision(row: Row) -> str:
     """Return the precision of the optimizer's moments: fp32 where nothing is said."""
-    stated_precision = row.read_word("state_precision")
-    if stated_precision in _STATES:
-        return _STATES[stated_precision]
-    return _STATES_OF_OPTIMIZERS.get(row.read_word("optimizer", "adamw"), "fp32")
+    if stated_precision := row.read_word("state_precision"):
+        return stated_precision
+    words = find_words("optimizer", row.text("optimizer"))
+    return next((precision for word, precision in _STATES_OF_OPTIMIZERS.items() if word in words), "fp32")
 
 
 def _read_precision(row: Row, accelerator: Accelerator) -> str:

@@ -144,12 +144,13 @@ class TrainingTable(Table):
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
     gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
         default=None,
-        description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8, else same.",
+        description="Of accumulated gradients, same as the parameters'. Default: fp32 with bf16 and fp8 and fp32 main "
+        "weights, else same.",
     )
     state_precision: Annotated[str, OneOf(lambda: STATE_PRECISIONS)] = Field(
         default="fp32",
-        description="Of the optimizer's moments. same: as the parameters, without fp32 main weights, as torch's "
-        "optimizers on 16-bit weights; int8: 8-bit optimizers.",
+        description="Of the optimizer's moments. bf16: 16 bits, beside fp32 main weights; same: as the parameters, "
+        "without main weights, as torch's optimizers on 16-bit weights; int8: 8-bit optimizers.",
     )
     fp8_scaling: Annotated[str, OneOf(lambda: SCALINGS)] | None = Field(
         default=None,

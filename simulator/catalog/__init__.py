@@ -96,7 +96,8 @@ def describe_estimates(name: str) -> tuple[str, ...]:
 
 def data_sheet_accelerator(name: str) -> Accelerator:
     """Return an accelerator with the figures of its data sheet, without fits to published kernels."""
-    return _build_accelerator(read_record("accelerators", name, calibrated=False).figures)
+    figures = read_record("accelerators", name, calibrated=False).figures
+    return _build_accelerator(figures | {"training_fractions": {}})
 
 
 def _build_accelerator(figures: dict[str, Any]) -> Accelerator:

@@ -350,13 +350,15 @@ class _Product:
     def cast_time(self, direction: Pass, scaling: str) -> float:
         """Return the seconds that a product in fp8 takes to cast its input or, in backward, the gradient of its output.
 
-        With a scale a row the input is cast a second time in backward, along its other dim. One launch is not counted
-        here. A weight of which copies are kept is cast once a step, with the optimizer.
+        With a scale a row the input is cast a second time in backward, along its other dim. The first launch of the
+        first cast is not counted here. A weight of which copies are kept is cast once a step, with the optimizer.
         """
         if direction is Pass.FORWARD:
             return self._time_cast(self.elements.image, direction, scaling)
-        is_twice = scaling == ROW_SCALING
-        return self._time_cast(self.elements.result + is_twice * self.elements.image, direction, scaling)
+        seconds = self._time_cast(self.elements.result, direction, scaling)
+        if scaling == ROW_SCALING:
+            seconds += self.accelerator.launch + self._time_cast(self.elements.image, direction, scaling)
+        return seconds
 
     def weight_cast_time(self, direction: Pass, scaling: str) -> float:
         """Return the seconds that a product in fp8 takes to cast its weight where no copy is kept."""

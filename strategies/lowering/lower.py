@@ -112,7 +112,9 @@ class _LoweredPasses:
 def _lower_generic_passes(costs: StageCosts, plan: Plan, granularity: Granularity, folded: bool) -> _LoweredPasses:
     """Return the passes of a plan.
 
-    The latest result is kept: what is asked next is often a plan that differs in its number of microbatches alone.
+    The latest result is kept, with the costs of its problem: what is asked next is often a plan that differs in its
+    number of microbatches alone. It is kept here and not with the costs, to which it refers, for the two would then be
+    a cycle that stays until the garbage collector finds it.
     """
     machine = costs.machine(plan) if folded else costs.build_unfolded_machine(plan)
     return _LoweredPasses(Cuts(costs, plan, machine, granularity))

@@ -22,10 +22,11 @@ optimization algorithms") one momentum; Adafactor keeps only what `Training.fact
 GRADIENT_PRECISIONS = ("fp32", "same")
 """Precision in which gradients are accumulated and reduced: fp32, or the same as the parameters."""
 
-STATE_PRECISIONS = ("fp32", "same", "int8")
-"""Precision of an optimizer's moments. ``same`` is that of the parameters, which have no main copy then: an optimizer
-of torch on 16-bit weights (``torch/optim/adam.py``, ``zeros_like(p)``). ``int8`` is quantised in blocks (Dettmers et
-al. 2022, "8-bit optimizers via block-wise quantization", section 2); their scales, 4 bytes for each 256 elements, are
+STATE_PRECISIONS = ("fp32", "bf16", "same", "int8")
+"""Precision of an optimizer's moments. ``same`` is that of the parameters, which have no main copy then, and gradients
+as precise where nothing else is stated: an optimizer of torch on 16-bit weights (``torch/optim/adam.py``,
+``zeros_like(p)``). ``bf16`` is 16 bits beside main weights in fp32 (Megatron-LM, ``--exp-avg-dtype``). ``int8`` is
+quantised in blocks (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", section 2), whose scales are
 not counted."""
 
 KERNELS = {"eager": ENTRIES["eager"].defaults.composed, "fused": ()}
@@ -49,8 +50,8 @@ class Training:
     optimizer
         One of `OPTIMIZERS`.
     gradient_precision
-        One of `GRADIENT_PRECISIONS`; ``None`` means fp32 for bf16 and fp8 training, and ``same`` for all others
-        (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
+        One of `GRADIENT_PRECISIONS`; ``None`` means fp32 for bf16 and fp8 training with fp32 main weights, and ``same``
+        for all others (Megatron-LM, ``--accumulate-allreduce-grads-in-fp32``, which ``--bf16`` implies).
     state_precision
         One of `STATE_PRECISIONS`, of the moments of the optimizer.
     gradient_clipping
@@ -168,7 +169,8 @@ class Training:
         """
         if self.frozen:
             return 0
-        in_fp32 = self.gradient_precision == "fp32" if self.gradient_precision else self.dtype == "bf16"
+        default_in_fp32 = self.dtype == "bf16" and self._has_main_weights
+        in_fp32 = self.gradient_precision == "fp32" if self.gradient_precision else default_in_fp32
         return 4 if in_fp32 else ITEMSIZE[self.dtype]
 
     @property
@@ -190,7 +192,7 @@ class Training:
     @property
     def moment_bytes(self) -> int:
         """Bytes of all moments of one parameter."""
-        return 0 if self.frozen else OPTIMIZERS[self.optimizer] * self._state_bytes
+        return 0 if self.frozen else OPTIMIZERS[self.optimizer] * self.state_bytes
 
     @property
     def main_bytes(self) -> int:
@@ -214,17 +216,16 @@ class Training:
     def factored_bytes(self) -> int:
         """Bytes of factored optimizer state for one row or column of a matrix, and for one element of a vector.
 
-        Adafactor keeps a second moment for each row and each column, 4 (m + n) bytes for an [m, n]
-        matrix, and no first moment (Shazeer and Stern 2018, algorithm 4).
+        Adafactor keeps a second moment for each row and each column, in fp32 4 (m + n) bytes for an [m, n] matrix, and
+        no first moment (Shazeer and Stern 2018, algorithm 4).
         """
-        return self._state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
+        return self.state_bytes if self.optimizer == "adafactor" and not self.frozen else 0
 
     @property
-    def _state_bytes(self) -> int:
+    def state_bytes(self) -> int:
         """Bytes of one element of a moment: as precise as stated, else fp32 at least."""
-        if self.state_precision == "same":
-            return ITEMSIZE[self.dtype]
-        return 1 if self.state_precision == "int8" else max(ITEMSIZE[self.dtype], 4)
+        stated_bytes = {"same": ITEMSIZE[self.dtype], "bf16": 2, "int8": 1}
+        return stated_bytes.get(self.state_precision, max(ITEMSIZE[self.dtype], 4))
 
     @property
     def _has_main_weights(self) -> bool:

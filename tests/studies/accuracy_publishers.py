@@ -50,9 +50,9 @@ FACTORS = (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
 LAUNCHES = (45e-6, 70e-6, 90e-6, 110e-6, 140e-6, 170e-6, 200e-6, 240e-6)
 """Seconds of a launch of eager code that are tried for every publisher."""
 OTHER_LAUNCHES = {"stas00": 45e-6, "meshwise": 140e-6}
-"""Seconds of a launch by those who timed eager code and have no rows among the published runs: Llama 1B forward on a
-B200 (stas00/ml-engineering, training/performance), and five small models of transformers on an H200
-(``reports/executor/device-rows-h200.jsonl``)."""
+"""Seconds of a launch by those who timed eager code and have no rows among the published runs, as
+``strategies/plan/frameworks.json`` derives them: Llama 1B forward on a B200, and small models of transformers on an
+H200 (``reports/executor/device-rows-h200.jsonl``)."""
 HOST_BOUND = 1.1
 """How much longer a step gets at least as launches go from 100 to 200 us, for it to tell how long they are."""
 
@@ -141,7 +141,8 @@ def fit_launches(predictions: Sequence[Prediction]) -> dict[str, float]:
 
 
 def _measure_launch_error(runs: Sequence[Run], seconds: float) -> float:
-    return fmean(abs(measure_error(_change_launch(run, seconds)) or 0.0) for run in runs)
+    errors = (measure_error(_change_launch(run, seconds)) for run in runs)
+    return fmean(abs(error) for error in errors if error is not None)
 
 
 def _is_host_bound(run: Run) -> bool:
@@ -153,8 +154,8 @@ def _is_host_bound(run: Run) -> bool:
         return False
     if not ENTRIES[run.scenario.problem.training.framework].defaults.launch:
         return False
-    short, long = ((measure_error(_change_launch(run, seconds)) or 0.0) + 1.0 for seconds in (100e-6, 200e-6))
-    return long > HOST_BOUND * short
+    fast_error, slow_error = (measure_error(_change_launch(run, seconds)) for seconds in (100e-6, 200e-6))
+    return fast_error is not None and slow_error is not None and 1.0 + slow_error > HOST_BOUND * (1.0 + fast_error)
 
 
 def _change_launch(run: Run, seconds: float) -> Run:

@@ -118,7 +118,7 @@ def _describe(trial: Trial, index: int, torch: Any) -> dict[str, Any]:
         "attention_kernel": "cuDNN" if torch.cuda.get_device_capability() == (9, 0) else "torch SDPA",
         "precision": "bf16 mixed" if trial.autocast else "bf16",
         "optimizer": "AdamW",
-        "state_precision": "fp32" if trial.autocast else "bf16",
+        "state_precision": "fp32" if trial.autocast else "same",
         "framework": "HF Accelerate",
         "software": f"torch {torch.__version__}, transformers",
         "accelerator": properties.name,

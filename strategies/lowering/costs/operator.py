@@ -247,11 +247,14 @@ def build_block_segments(layout: BlockLayout, *, keeps_gathered: bool = True) ->
 
 RING_MERGE_BYTES = 51
 """Bytes that torch's merge of a part of ring attention moves for an element of the result: it casts, subtracts, scales
-and subtracts in fp32. Timed on an H200 (``reports/executor/device-kernels-h200.jsonl``): 1.53 ms for 134 million."""
+and subtracts in fp32 (torch 2.6, ``distributed/tensor/experimental/_attention.py``, ``_SDPAMerger._merge_one``). Timed
+on an H200 (``reports/executor/device-kernels-h200.jsonl``): 1.53 ms for 134 million at 4.48 TB/s."""
 RING_SUM_BYTES = 36
-"""The same for its sums of gradients in fp32: 10 for queries, 10 for half of the keys and values, which are as many
-once they are repeated, and 16 for the copy of both that is sent."""
+"""The same for its sums of gradients in fp32 (``_templated_ring_attention_backward``, of which every addition reads a
+16-bit part and reads and writes the sum): 10 for queries, 10 for half of the keys and values, which are as many once
+they are repeated, and 16 for the copy of both that is sent."""
 RING_KERNELS = 6
+"""Kernels of a merge, and of the sums of a part: a cast, two differences, a product, and two of logarithms of sums."""
 
 
 def find_ring(layout: BlockLayout, operator: Operator) -> Ring:
@@ -269,7 +272,8 @@ def find_ring(layout: BlockLayout, operator: Operator) -> Ring:
             (TaskKind.BACKWARD, "sums of gradients", RING_SUM_BYTES),
         )
     )
-    return Ring(size, 2 * size, merge, sums)
+    gradient_size = size * ITEMSIZE["fp32"] / min(ITEMSIZE[layout.block.tensor[output].dtype], ITEMSIZE["fp32"])
+    return Ring(size, gradient_size, merge, sums)
 
 
 class OperatorSegments(NamedTuple):

@@ -30,7 +30,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import ITEMSIZE
 from meshwise.strategies.plan.mesh import EXPERT_DATA, GROUPS, OPERATOR_AXES, REPLICA
 from meshwise.strategies.plan.plan import Plan, SharedStates
-from meshwise.strategies.plan.problem import OPTIMIZERS, Training
+from meshwise.strategies.plan.problem import Training
 
 
 class Parameters(NamedTuple):
@@ -144,8 +144,9 @@ def step_temporary_bytes(training: Training, plan: SharedStates, parameters: Par
     """
     conventions, element_bytes = training.conventions, 0
     if training.optimizer_bytes and not plan.asynchronous:
-        if conventions.steps_together and training.optimizer == "adamw":
-            element_bytes += training.moment_bytes // OPTIMIZERS[training.optimizer]
+        # Kernels of 8-bit optimizers keep roots in registers.
+        if conventions.steps_together and training.optimizer == "adamw" and training.state_precision != "int8":
+            element_bytes += training.state_bytes
         has_main_weights = training.main_bytes > 0
         element_bytes += 4 * (conventions.widens_gradients and has_main_weights and training.gradient_bytes == 2)
     return count_updated_parameters(plan, parameters.elements, parameters.expert_elements) * element_bytes

@@ -60,32 +60,41 @@ def test_bytes_of_one_parameter(precision: str, optimizer: str, each: tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("precision", "states", "optimizer", "bytes_"),
+    ("precision", "states", "optimizer", "num_bytes"),
     [
         ("bf16", "same", "adamw", 4),  # two moments of 2 bytes and no main copy: torch's AdamW on bf16 weights
         ("fp16", "same", "sgd", 2),
+        ("bf16", "bf16", "adamw", 8),  # two moments of 2 bytes beside the main copy of 4
         ("bf16", "int8", "adamw", 6),  # two moments of 1 byte beside the main copy of 4
         ("fp32", "int8", "adamw", 2),
         ("fp32", "same", "adamw", 8),
         ("bf16", "fp32", "adamw", 12),
     ],
 )
-def test_states_are_as_precise_as_stated(precision: str, states: str, optimizer: str, bytes_: int) -> None:
+def test_states_are_as_precise_as_stated(precision: str, states: str, optimizer: str, num_bytes: int) -> None:
     training = Training(1, 1, precision, optimizer, state_precision=states)
-    assert training.optimizer_bytes == bytes_
+    assert training.optimizer_bytes == num_bytes
     assert training.optimizer_bytes == training.moment_bytes + training.main_bytes
 
 
 def test_weights_without_a_main_copy_are_the_shards_that_ranks_gather() -> None:
     small = problem(precision="bf16")
-    held_bytes = []
+    sizes_by_precision = {}
     for states in ("fp32", "same"):
         changed = trained(small, framework="torchtitan", state_precision=states)
         sizes = held(changed, Layout(data=8, zero=3))
-        held_bytes.append((sizes.get(Category.PARAMETERS, 0), sizes[Category.OPTIMIZER]))
+        sizes_by_precision[states] = (sizes.get(Category.PARAMETERS, 0), sizes[Category.OPTIMIZER])
     # of every parameter on a rank: 12 bytes of main weight and moments; else 2 of the weight and 4 of moments
-    (wide_weights, wide_states), (weights, states_) = held_bytes
-    assert wide_weights == 0 and weights == 2 * wide_states / 12 and states_ == 4 * wide_states / 12
+    (main_weights, main_states), (weights, moments) = sizes_by_precision["fp32"], sizes_by_precision["same"]
+    assert main_weights == 0 and weights == 2 * main_states / 12 and moments == 4 * main_states / 12
+
+
+def test_gradients_of_weights_without_a_main_copy_are_as_precise() -> None:
+    for framework in ("megatron", "accelerate"):
+        assert Training(1, 1, "bf16", framework=framework).gradient_bytes == 4
+        assert Training(1, 1, "bf16", framework=framework, state_precision="same").gradient_bytes == 2
+        stated = Training(1, 1, "bf16", framework=framework, state_precision="same", gradient_precision="fp32")
+        assert stated.gradient_bytes == 4
 
 
 @pytest.mark.parametrize(
