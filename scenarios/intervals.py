@@ -33,6 +33,8 @@ FIRST_THAT_FITS = "of what is not stated the first that fits"
 """How an assumption ends that chooses a part of the plan."""
 NOT_UNDERSTOOD = "is not understood"
 """What an assumption says of a word of a published run that no vocabulary has."""
+NOT_KNOWN = "not known"
+"""Words of the assumption about a framework that the table has not."""
 GUESSED = "a guess, for no field tells"
 """How an assumption ends that takes what is common for a figure that a step depends on."""
 

@@ -19,7 +19,7 @@ from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import Ticker, emit, note, print_table
 from meshwise.scenarios.files.results import check_output, make_folder, write
 from meshwise.scenarios.inputs.cluster_file import load_cluster
-from meshwise.scenarios.intervals import GUESSED, NOT_UNDERSTOOD
+from meshwise.scenarios.intervals import GUESSED, NOT_KNOWN, NOT_UNDERSTOOD
 from meshwise.scenarios.machine_fit.run_fit import move_run
 from meshwise.scenarios.published.accuracy import (
     Prediction,
@@ -137,15 +137,21 @@ def _load_calibration(path: str) -> RunCalibration:
 
 
 def print_doubts(runs: Iterable[Run]) -> None:
-    """Note the words of runs that were not understood and the figures that were guessed, and how much is assumed."""
+    """Note what of runs was not understood or known, and the figures that were guessed."""
     lines = Counter(line for run in runs for line in run.assumed)
-    doubts = [(line, count) for line, count in lines.most_common() if NOT_UNDERSTOOD in line or GUESSED in line]
+    marks = NOT_UNDERSTOOD, NOT_KNOWN, GUESSED
+    doubts = [(line, count) for line, count in lines.most_common() if any(mark in line for mark in marks)]
     for line, count in doubts[:_SHOWN]:
         note(f"in {format_count(count, 'run')}: {line}")
     if len(doubts) > _SHOWN:
-        note(f"and {len(doubts) - _SHOWN} more that are not understood")
-    if lines:
-        note(f"{format_count(len(lines), 'assumption')} in all; --out and --json list them")
+        note(f"and {len(doubts) - _SHOWN} more of the kind")
+
+
+def print_assumptions(runs: Iterable[Run]) -> None:
+    """Note how much is assumed of runs, and where it is listed."""
+    count = len({line for run in runs for line in run.assumed})
+    if count:
+        note(f"{format_count(count, 'assumption')} in all; --out and --json list them")
 
 
 def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:
@@ -159,4 +165,6 @@ def _print(predictions: Sequence[Prediction], result: dict[str, Any]) -> None:
     print_accuracy(console(), result["sources"] | {"all": result["all"]})
     for reason, count in result["all"]["reasons"].items():
         note(f"skipped {count}: {reason}")
-    print_doubts(row.run for row in predictions if not row.skipped)
+    predicted_runs = [row.run for row in predictions if not row.skipped]
+    print_doubts(predicted_runs)
+    print_assumptions(predicted_runs)

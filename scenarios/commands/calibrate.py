@@ -120,9 +120,8 @@ def calibrate(
 def _fit_collectives(path: str, machine: str | None, out: str | None, as_json: bool) -> None:
     check_output(out, (".yaml", ".yml"))
     fit = fit_links_to_file(path, None if machine is None else find_cluster(machine))
-    counts = f"{fit.inside} messages inside a node, {fit.between} between nodes"
-    note(f"mean error of {counts}: {fit.prior_error:.1%} before, {fit.error:.1%} after the fit")
-    comment = f"Links fitted by `meshwise calibrate` to {Path(path).name}: {counts}, {fit.error:.1%} off in the mean."
+    note(fit.summary)
+    comment = f"Links fitted by `meshwise calibrate` to {Path(path).name}; {fit.summary}."
     _show_cluster(fit.machine, out, as_json, comment)
 
 

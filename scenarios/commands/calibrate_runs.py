@@ -41,7 +41,8 @@ def calibrate_to_runs(path: str, collectives: str | None, suggest: int | None, o
     check_output(out, (".yaml", ".yml"))
     runs, prior = load_runs(path), load_prior()
     if collectives is not None:
-        runs, prior = measure_links(runs, prior, collectives)
+        runs, prior, summary = measure_links(runs, prior, collectives)
+        note(f"links: {summary}")
     ticker = Ticker()
     try:
         with pause_collection():

@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwise.scenarios.calibration.calibrate import Slowdown, slow_curve, with_slowdown
 from meshwise.simulator.collective import CollectiveCurve
+from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, Node
 from meshwise.simulator.machine.factors import Factors
 from meshwise.simulator.machine.topology import Graph, Link
@@ -13,13 +14,13 @@ from meshwise.simulator.machine.topology import Graph, Link
 def apply_factors(cluster: Cluster, factors: Factors) -> Cluster:
     """Return a cluster on which every part takes its factor times as long.
 
-    Memory sizes, host memory and other jobs on the network stay as they are. With ``other`` alone a step takes exactly
-    that much longer.
+    Memory sizes, host memory and other jobs on the network stay as they are, and so do peak rates, of which utilisation
+    is a part: products reach less of them. With ``other`` alone a step takes exactly that much longer.
 
     >>> from meshwise.simulator.catalog import cluster
     >>> machine = cluster("dgx-h100", 2)
     >>> slow = apply_factors(machine, Factors(compute=2.0, other=1.5))
-    >>> machine.accelerator.peak("bf16") / slow.accelerator.peak("bf16")
+    >>> machine.accelerator.matmul.fraction / slow.accelerator.matmul.fraction
     3.0
     >>> machine.first_node.nic.bandwidth / slow.first_node.nic.bandwidth
     1.5
@@ -46,11 +47,9 @@ def apply_factors(cluster: Cluster, factors: Factors) -> Cluster:
         rate, latency = intra if curve.ranks <= largest_node else inter
         return slow_curve(curve, latency, rate)
 
-    slowdown = Slowdown(factors.compute * other, factors.memory * other, host, host, host, host)
+    slowdown = Slowdown(1.0, factors.memory * other, host, host, host, host)
     slow_devices = with_slowdown(replace(cluster, collectives=()), slowdown).with_accelerators(
-        lambda device: replace(
-            device, matmul=replace(device.matmul, product_launch=device.matmul.product_launch * host)
-        )
+        lambda device: _slow_products(device, factors.compute * other, host)
     )
     library = cluster.library
     return replace(
@@ -58,6 +57,22 @@ def apply_factors(cluster: Cluster, factors: Factors) -> Cluster:
         fabric=_slow_links(cluster.fabric, *inter),
         library=replace(library, reduction_launch=library.reduction_launch * intra[1]),
         collectives=tuple(map(slow_measured, cluster.collectives)),
+    )
+
+
+def _slow_products(device: Accelerator, compute: float, host: float) -> Accelerator:
+    """Return a device whose products take ``compute`` times as long, and whose grouped ones are launched so by a host.
+
+    Where a faster device reached more than its peak, the peak is more.
+    """
+    matmul = replace(device.matmul, product_launch=device.matmul.product_launch * host)
+    fastest = max(1.0, device.attention.forward, device.attention.backward)  # attention relative to the best product
+    excess = max(1.0, *(share / compute for share in (fastest * matmul.fraction, *dict(matmul.fractions).values())))
+    shares = tuple((dtype, share / compute / excess) for dtype, share in matmul.fractions)
+    return replace(
+        device,
+        peak_flops=tuple((dtype, rate * excess) for dtype, rate in device.peak_flops),
+        matmul=replace(matmul, fraction=matmul.fraction / compute / excess, fractions=shares),
     )
 
 

@@ -18,10 +18,11 @@ _INSIDE, _BETWEEN = ("intra_rate", "intra_latency"), ("inter_rate", "inter_laten
 
 
 class MeasuredLinks(NamedTuple):
-    """Runs on a machine with measured links, and the prior with which the rest is fitted to them."""
+    """Runs on a machine with measured links, the prior with which the rest is fitted, and how well links fit."""
 
     runs: tuple[Run, ...]
     prior: Prior
+    summary: str
 
 
 def measure_links(runs: Sequence[Run], prior: Prior, path: str) -> MeasuredLinks:
@@ -41,7 +42,7 @@ def measure_links(runs: Sequence[Run], prior: Prior, path: str) -> MeasuredLinks
     deviations = dict(zip(FACTORS, prior.deviations, strict=True))
     measured_prior = prior.know_factors({name: (1.0, min(deviation, deviations[name])) for name in names})
     moved_runs = tuple(_move_run(run, fit.machine, inside=fit.inside > 0, between=fit.between > 0) for run in runs)
-    return MeasuredLinks(moved_runs, measured_prior)
+    return MeasuredLinks(moved_runs, measured_prior, fit.summary)
 
 
 def _move_run(run: Run, machine: Cluster, *, inside: bool, between: bool) -> Run:

@@ -6,6 +6,7 @@ and words for ZeRO stages and attention kernels in its other fields.
 
 import re
 
+from meshwise.scenarios.intervals import NOT_KNOWN
 from meshwise.scenarios.published.row import Row
 from meshwise.simulator.machine.accelerator import GATED_ACTIVATION, RMS_NORM, ROTARY
 from meshwise.simulator.operator_graph import OperatorKind
@@ -50,7 +51,7 @@ def find_entry(row: Row) -> Entry:
         return entry
     device_words = split_words(row.text("accelerator"))
     name = next((name for word, name in _UNKNOWN_ON.items() if word in device_words), "unknown")
-    nearest = f"framework {words[:40]!r} not known, nearest alias {find_nearest_alias(words)!r}" if words else ""
+    nearest = f"framework {words[:40]!r} {NOT_KNOWN}, nearest alias {find_nearest_alias(words)!r}" if words else ""
     # `PRICED_AS_UNKNOWN` of meshwise.scenarios.intervals widens the interval by these words
     row.assume(f"{nearest or 'framework not stated'}: priced as {name}, {ENTRIES[name].description}")
     return ENTRIES[name]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.intervals import NOT_UNDERSTOOD
 from meshwise.scenarios.published.vocabulary.reading import Reading, find_words, list_unused, read_words
+from meshwise.strategies.plan.framework import find_framework, find_nearest_alias
 
 _Value = TypeVar("_Value")
 
@@ -192,6 +193,10 @@ class Row:
     def misreadings(self) -> dict[str, str]:
         """Return by field what of its text is not understood, with the nearest known word."""
         faults = {name: fault for name in (*WORD_FIELDS, *FLAGS) if (fault := self._describe_misreading(name))}
+        framework = self.text("framework")
+        if framework and find_framework(framework) is None:
+            nearest = find_nearest_alias(framework)
+            faults["framework"] = f"{format_value(framework)} {NOT_UNDERSTOOD}; nearest known alias: {nearest}"
         return faults | self.list_misspelt()
 
     def list_misspelt(self) -> dict[str, str]:

@@ -28,14 +28,14 @@ _OPTIMIZERS = {
 
 def read_training(row: Row, accelerator: Accelerator, global_batch: int, sequence: int) -> Training:
     """Return the training step of a row, in the nearest precision that its accelerator has."""
-    precision = _read_precision(row, accelerator)
+    precision, state_precision = _read_precision(row, accelerator), _read_state_precision(row)
     return Training(
         global_batch,
         sequence,
         precision,
         _read_optimizer(row),
-        gradient_precision=_read_gradient_precision(row, precision),
-        state_precision=_read_state_precision(row),
+        gradient_precision=_read_gradient_precision(row, precision, state_precision),
+        state_precision=state_precision,
         framework=memory_conventions(row),
         fp8_scaling=_read_scaling(row) if precision == "fp8" else None,
         frozen=is_frozen(row),
@@ -62,7 +62,10 @@ _SCALINGS = {"rowwise": "row", "tensorwise": "tensor", "delayed scaling": "delay
 
 def _read_scaling(row: Row) -> str | None:
     """Return how casts to fp8 find their scales where the precision says it."""
-    return next((_SCALINGS[word] for word in find_words("fp8_scaling", row.text("precision"))), None)
+    for word, alias in find_words("fp8_scaling", row.text("precision")).items():
+        row.assume(f"scales of casts to fp8 by {_SCALINGS[word]} (from precision: {alias!r})")
+        return _SCALINGS[word]
+    return None
 
 
 def _read_state_precision(row: Row) -> str:
@@ -70,7 +73,12 @@ def _read_state_precision(row: Row) -> str:
     if stated_precision := row.read_word("state_precision"):
         return stated_precision
     words = find_words("optimizer", row.text("optimizer"))
-    return next((precision for word, precision in _STATES_OF_OPTIMIZERS.items() if word in words), "fp32")
+    for word, precision in _STATES_OF_OPTIMIZERS.items():
+        if word in words:
+            what = "8-bit moments" if precision == "int8" else "moments as precise as the weights, no main weights"
+            row.assume(f"{what} (from optimizer: {words[word]!r})")
+            return precision
+    return "fp32"
 
 
 def _read_precision(row: Row, accelerator: Accelerator) -> str:
@@ -97,7 +105,7 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "same", "fp16": "same"}
 """Gradient precisions by the words of ``gradient_precision``; "same" is that of the 16-bit matrix products."""
 
 
-def _read_gradient_precision(row: Row, precision: str) -> str | None:
+def _read_gradient_precision(row: Row, precision: str, state_precision: str) -> str | None:
     """Return the precision of gradients, or None for the default of the compute precision."""
     words = row.text("plan_note", "precision", "optimizer")
     if precision not in ("bf16", "fp8", "fp16"):
@@ -108,6 +116,9 @@ def _read_gradient_precision(row: Row, precision: str) -> str | None:
         return "same"
     if re.search(r"mp mode default|grad\w*(?: reduc\w*)? in fp32|fp32 (grad|reduc)", words):
         return "fp32"
+    if state_precision == "same":
+        row.assume("gradients summed in the precision of the weights, as their moments (not stated)")
+        return "same"
     default = find_entry(row).defaults.gradient_precision
     how = {"same": "the precision that is computed in", "fp32": "fp32"}
     plain = "fp32 with bf16, in their own precision with fp16"

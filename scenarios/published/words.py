@@ -38,7 +38,7 @@ def read_schedule(row: Row, pipeline: int, chunks: int) -> tuple[str, int]:
         if row.states("vpp"):
             row.assume(f"schedule 1f1b, for {name} with vpp 1 is no more")
             return "1f1b", 1
-        row.assume("vpp 2 (not stated, of an interleaved schedule)")
+        row.assume("vpp 2 instead, for the schedule is interleaved")
         return name, 2
     return name, chunks if name in LOOPED else 1
 

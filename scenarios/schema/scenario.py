@@ -150,7 +150,7 @@ class TrainingTable(Table):
     state_precision: Annotated[str, OneOf(lambda: STATE_PRECISIONS)] = Field(
         default="fp32",
         description="Of the optimizer's moments. bf16: 16 bits, beside fp32 main weights; same: as the parameters, "
-        "without main weights, as torch's optimizers on 16-bit weights; int8: 8-bit optimizers.",
+        "without main weights, as torch's optimizers on 16-bit weights; int8: 8 bits, beside fp32 main weights.",
     )
     fp8_scaling: Annotated[str, OneOf(lambda: SCALINGS)] | None = Field(
         default=None,

@@ -93,6 +93,12 @@ class MachineFit:
 
     __repr__ = brief_repr()
 
+    @property
+    def summary(self) -> str:
+        """How many messages there were, and how far off they are before and after the fit."""
+        counts = f"{self.inside} messages inside a node, {self.between} between nodes"
+        return f"mean error of {counts}: {self.prior_error:.1%} before, {self.error:.1%} after the fit"
+
 
 _PRIOR_SCALE = {"latency": 2.0, "launch": 2.0, "bandwidth": 5.0}
 """A ratio e of a figure to its prior counts as this share of one message's error in logarithms: a few messages move

@@ -189,6 +189,8 @@ _TOKEN = re.compile(r"[a-z0-9][a-z0-9.+/&]*")
 def list_unused(field: str, text: str, figures: tuple[re.Pattern[str], ...] = ()) -> tuple[str, ...]:
     """Return the words of a text that neither an alias of a field nor one of the ``figures`` covers.
 
+    A word that is an alias counts as covered where a longer alias has taken the words around it.
+
     >>> list_unused("accelerator", "A100 SXM4 80GB 400W", (re.compile("[0-9]+gb"),))
     ('400w',)
     """
@@ -202,7 +204,10 @@ def list_unused(field: str, text: str, figures: tuple[re.Pattern[str], ...] = ()
         dict.fromkeys(
             token
             for token in tokens
-            if token and token not in FILLERS and not (vocabulary.has_figures and re.search(r"\d", token))
+            if token
+            and token not in FILLERS
+            and _join(token) not in vocabulary.words
+            and not (vocabulary.has_figures and re.search(r"\d", token))
         )
     )
 

@@ -36,6 +36,21 @@ def test_a_machine_slower_in_all_takes_exactly_that_much_longer(row) -> None:
     assert estimate_step_time(slow, plan) == pytest.approx(1.7 * estimate_step_time(problem, plan), rel=1e-5)
 
 
+def test_a_slow_machine_reaches_less_of_the_same_peak() -> None:
+    machine = cluster("dgx-h100")
+    for factor in (1.1, 1.25):
+        slow = apply_factors(machine, Factors(compute=factor)).accelerator
+        assert slow.peak_flops == machine.accelerator.peak_flops
+        assert slow.matmul.fraction == pytest.approx(machine.accelerator.matmul.fraction / factor)
+        assert slow.matmul.share("fp8") == pytest.approx(machine.accelerator.matmul.share("fp8") / factor)
+    # attention reaches 1.242 x 0.8045 of the peak, and twice as much is more than all of it: the peak then is that
+    fast = apply_factors(machine, Factors(compute=0.5)).accelerator
+    assert fast.peak("bf16") == pytest.approx(2 * 1.242 * 0.8045 * machine.accelerator.peak("bf16"))
+    assert fast.peak("bf16") * fast.matmul.fraction == pytest.approx(
+        2 * machine.accelerator.peak("bf16") * machine.accelerator.matmul.fraction
+    )
+
+
 @given(st.sampled_from(FACTORS), st.floats(1.0, 3.0), st.sampled_from(RUNS))
 @settings(max_examples=25, deadline=None)
 def test_no_factor_makes_a_step_faster(name, factor, row) -> None:

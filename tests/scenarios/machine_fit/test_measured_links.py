@@ -39,7 +39,7 @@ def test_only_the_measured_links_move_and_are_known(tmp_path, nodes: int, kind: 
     run, prior = build_run(ROW), load_prior()
     assert run.scenario is not None
     path = write_table(tmp_path / "table.txt", 60.0, nodes)
-    (moved_run,), measured_prior = measure_links([run], prior, path)
+    (moved_run,), measured_prior, _ = measure_links([run], prior, path)
     assert moved_run.scenario is not None
     node, measured_node = run.scenario.problem.cluster.first_node, moved_run.scenario.problem.cluster.first_node
     # a third of what the catalogue expects inside a node and between nodes
@@ -54,7 +54,7 @@ def test_only_the_measured_links_move_and_are_known(tmp_path, nodes: int, kind: 
 def test_runs_on_other_accelerators_keep_their_links(tmp_path) -> None:
     path = write_table(tmp_path / "table.txt", 60.0, 1)
     runs = [build_run(ROW), replace(build_run(ROW | {"accelerator": "H100 SXM"}), row_id="other")]
-    moved_runs, _ = measure_links([runs[0], runs[0], runs[1]], load_prior(), path)
+    moved_runs, *_ = measure_links([runs[0], runs[0], runs[1]], load_prior(), path)
     assert moved_runs[2] == runs[1] and moved_runs[0] != runs[0]
 
 

@@ -75,6 +75,16 @@ def test_words_that_are_not_understood_are_faults_where_asked(tmp_path: Path) ->
     assert str(fault).startswith(f"{file}:1:{column}: schedule: 'gpip' is not understood; nearest known word: gpipe")
 
 
+def test_a_framework_that_is_not_known_is_a_fault_where_asked(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for line in ('{"framework": "torchtitan"}', '{"framework": null}'):
+        file.write_text(line, "utf-8")
+        assert len(read_runs(file, strict=True)) == 1
+    file.write_text('{"framework": "nanatron"}', "utf-8")
+    with pytest.raises(ScenarioError, match="framework: 'nanatron' is not understood; nearest known alias: nanotron"):
+        read_runs(file, strict=True)
+
+
 def test_a_word_that_is_not_understood_widens_the_interval() -> None:
     known, unknown = (build_run(ROW | {"framework": "NeMo", "optimizer": word}) for word in ("adamw", "galore"))
     intervals = [predict(run).step_time_interval for run in (known, unknown)]

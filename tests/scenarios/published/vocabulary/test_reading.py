@@ -91,5 +91,11 @@ def test_any_text_is_read_and_no_word_appears_from_nowhere(field: str, text: str
     list_unused(field, text)
 
 
+def test_a_word_that_a_longer_alias_overlaps_is_used() -> None:
+    # "adamw 16 bit" and "16 bit states" are aliases of one word, and "adamw" of another
+    reading = read_words("optimizer", "AdamW 16-bit states")
+    assert (reading.word, reading.unused, reading.misread) == ("adamw_16bit", (), "")
+
+
 def test_the_page_has_the_tables() -> None:
     assert describe_vocabularies().strip() in PAGE.read_text("utf-8")
