@@ -39,7 +39,7 @@ OUTLIER = 1.345
 FREEDOM = 4.0
 """Number of runs that the prior's residual weighs as much as, against the scatter of a machine's own runs."""
 
-_STEPS, _TOLERANCE = 50, 1e-10
+_STEPS, _HALVINGS, _TOLERANCE = 50, 30, 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,11 @@ def fit_posterior(steps: Sequence[MeasuredStep], prior: Prior) -> Posterior:
         weighted = slopes.T * weights / prior.residual**2
         hessian = weighted @ slopes + precision
         step = np.linalg.solve(hessian, weighted @ errors - precision @ (logarithms - means))
-        moved = np.clip(logarithms + step, -limit, limit)
+        misfit = _find_misfit(table, prior, logarithms)
+        # a whole step overshoots where shares change much on the way: it is halved until it fits no worse
+        sizes = (0.5**halvings for halvings in range(_HALVINGS))
+        tries = (np.clip(logarithms + size * step, -limit, limit) for size in sizes)
+        moved = next((trial for trial in tries if _find_misfit(table, prior, trial) <= misfit), logarithms)
         largest = float(np.abs(moved - logarithms).max())
         logarithms = moved
         if largest < _TOLERANCE:
@@ -159,6 +163,14 @@ def fit_posterior(steps: Sequence[MeasuredStep], prior: Prior) -> Posterior:
     residual = sqrt((FREEDOM * prior.residual**2 + float(weights @ variances)) / (FREEDOM + len(plans)))
     names = tuple((plan, float(weight)) for (plan, _), weight in zip(plans, weights, strict=True))
     return Posterior(logarithms, covariance, residual, names)
+
+
+def _find_misfit(table: StepTable, prior: Prior, logarithms: Vector) -> float:
+    """Return what the fit minimises: Huber's losses of the steps, and the squares of the prior."""
+    errors = np.abs(table.ratios - table.extrapolate(logarithms)[0]) / prior.residual
+    losses = np.where(errors <= OUTLIER, errors**2 / 2, OUTLIER * errors - OUTLIER**2 / 2)
+    distances = (logarithms - np.array(prior.means)) / np.array(prior.deviations)
+    return float(losses.sum() + (distances**2).sum() / 2)
 
 
 def _find_errors(table: StepTable, logarithms: Vector, residual: float) -> tuple[Vector, Vector, Vector]:
