@@ -16,7 +16,7 @@ from meshwise.reports.pictures.figure import INK, header, open_sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INTERVAL_COLUMNS = ((0.06, "runs"), (0.24, "inside"), (0.46, "interval"))  # of the room on the right
+_INTERVAL_COLUMNS = ((0.06, "runs"), (0.24, "inside"), (0.46, "width"))  # of the room on the right
 _TICKS = (0.25, 0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 _BAND, _OUTSIDE_COLOUR = "#D6E2EF", SERIES[1]
 
