@@ -231,6 +231,8 @@ class Entry:
         Names under which the framework is known, in lower case.
     sources
         Where each convention and default was read, by field; fields that the table leaves out have none.
+    lineage
+        Names of the entry that it is like, of the one that that is like, and so on.
     """
 
     name: str
@@ -241,6 +243,7 @@ class Entry:
     conventions: Framework
     defaults: Defaults
     sources: Mapping[str, str]
+    lineage: tuple[str, ...] = ()
 
     __repr__ = brief_repr()
 
@@ -251,8 +254,9 @@ def _load_entries() -> dict[str, Entry]:
 
 
 def _build_entry(table: Mapping[str, Any], name: str) -> Entry:
-    lineage = [table[name]]
+    lineage, ancestors = [table[name]], []
     while base_name := lineage[-1].get("like"):
+        ancestors.append(base_name)
         lineage.append(table[base_name])
     parts: dict[str, dict[str, Any]] = {}
     for part in ("conventions", "defaults"):
@@ -268,6 +272,7 @@ def _build_entry(table: Mapping[str, Any], name: str) -> Entry:
         Framework(name=name, **values["conventions"]),
         Defaults(**values["defaults"]),
         {key: field[1] for fields in parts.values() for key, field in fields.items()},
+        tuple(ancestors),
     )
 
 
@@ -309,13 +314,18 @@ def list_aliases() -> Mapping[tuple[str, ...], str]:
 def find_framework(text: str) -> Entry | None:
     """Return the entry of the longest alias in a text; None where there is none.
 
-    An alias is in a text if all its words are: whole, in order and next to each other.
+    An alias is in a text if all its words are: whole, in order and next to each other. Where a text names a framework
+    and what it is built on, the framework counts.
 
     >>> find_framework("Megatron-LM (April 2021)").name, find_framework("Megatron-LM").name
     ('megatron_2021', 'megatron')
+    >>> find_framework("NeMo / Megatron Core").name
+    'nemo'
     """
-    matches = [(sum(map(len, alias)), alias) for alias in list_aliases() if has_words(text, alias)]
-    return ENTRIES[list_aliases()[max(matches)[1]]] if matches else None
+    names = {alias: name for alias, name in list_aliases().items() if has_words(text, alias)}
+    bases = {base for name in names.values() for base in ENTRIES[name].lineage}
+    matches = [(sum(map(len, alias)), alias) for alias, name in names.items() if name not in bases]
+    return ENTRIES[names[max(matches)[1]]] if matches else None
 
 
 def has_words(text: str, phrase: tuple[str, ...]) -> bool:
