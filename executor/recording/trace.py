@@ -132,7 +132,7 @@ class Intervals:
 
 def build_rows(records: Sequence[Record], events: Sequence[TraceEvent]) -> list[Row]:
     """Return the spans of a rank: passes, cut where they wait for communication, and the communication."""
-    communication = list(_list_communication(records, events))
+    communication = _end_before_updates(records, _list_communication(records, events))
     copies = [to_row(record) for record in records if record.kind is TaskKind.HOST_COPY]
     waits = [r for r in communication if r.stream is StreamKind.TENSOR] + _find_waits(communication, events)
     tensor_rows = sorted(waits, key=_start)
@@ -181,6 +181,21 @@ def cut_holes(row: Row, holes: Sequence[Row]) -> list[Row]:
     if start < row.end:
         result.append(row._replace(start=start))
     return result or [row._replace(end=row.start)]
+
+
+def _end_before_updates(records: Sequence[Record], rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with every communication of data parallelism ended where the next update begins.
+
+    An update begins when all gradients are there. gloo's thread wakes those that wait for a collective before it notes
+    its end, so that on a busy host the end can be noted when the update is over.
+    """
+    update_starts = sorted(record.start for record in records if record.kind is TaskKind.OPTIMIZER)
+    result = []
+    for row in rows:
+        index = bisect_right(update_starts, row.start)
+        is_cut = row.kind is TaskKind.DATA_COMMUNICATION and index < len(update_starts)
+        result.append(row._replace(end=min(row.end, update_starts[index])) if is_cut else row)
+    return result
 
 
 def _find_waits(communication: Sequence[Row], events: Sequence[TraceEvent]) -> list[Row]:

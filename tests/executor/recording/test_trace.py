@@ -81,6 +81,14 @@ def test_a_backward_pass_waits_for_the_last_bucket_once_no_operator_runs() -> No
     ]
 
 
+def test_a_sum_of_gradients_ends_before_the_update_that_waited_for_it() -> None:
+    # gloo's thread wakes those that wait before it notes the end, which a busy host lets it do much later
+    records = [Record(BACKWARD, 0, 0, "", 100, 200), Record(TaskKind.OPTIMIZER, -1, -1, "", 210, 220)]
+    events = [TraceEvent("gloo:all_reduce", 150, 230, 0), TraceEvent("aten::add", 190, 205, 0)]
+    found = [(row.kind, row.start, row.end) for row in build_rows(records, events) if row.kind is not BACKWARD]
+    assert found == [(TaskKind.DATA_COMMUNICATION, 150, 210), (TaskKind.OPTIMIZER, 210, 220)]
+
+
 def test_what_fully_shard_gathers_and_reduces_is_named_by_its_unit_and_size() -> None:
     # gloo has no reduce_scatter: it sums everything and keeps a part
     records = [Record(FORWARD, 0, 0, "", 100, 150), Record(BACKWARD, 0, 0, "", 150, 250)]
