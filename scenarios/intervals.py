@@ -78,9 +78,9 @@ def step_time_interval(step_time: float, run_category: Category, calibration: Ru
     ``calibration`` says.
     """
     if calibration is not None:
-        return build_interval(step_time, calibration.find_half_width(_load_figures()["coverage"]))
+        return build_interval(step_time, calibration.find_half_width(load_figures()["coverage"]))
     is_known = run_category not in (Category.UNKNOWN, Category.UNREAD)
-    return _apply_ends(step_time, _load_figures()["step_time_ends"]["known" if is_known else "unknown"])
+    return _apply_ends(step_time, load_figures()["step_time_ends"]["known" if is_known else "unknown"])
 
 
 def find_step_interval(problem: Problem, step_time: float, assumptions: Sequence[str] = ()) -> Interval:
@@ -102,7 +102,7 @@ def peak_memory_interval(peak: float, framework: str = UNKNOWN.name) -> Interval
 
 
 def _find_peak_ends(framework: str) -> dict[str, Any]:
-    ends: dict[str, dict[str, Any]] = _load_figures()["peak_memory_ends"]
+    ends: dict[str, dict[str, Any]] = load_figures()["peak_memory_ends"]
     return ends.get(ENTRIES[framework].family, ends["all"])
 
 
@@ -175,7 +175,7 @@ def build_uncertainty(run_category: Category, *, is_caching: bool = True, is_kno
 
     ``is_caching`` says whether the allocator caches blocks, ``is_known`` whether the framework's conventions are known.
     """
-    figures = _load_figures()
+    figures = load_figures()
     widths = {name: fit["half_width"] for name, fit in figures["step_time"].items()}
     ratios = figures["reserved_over_allocated"] if is_caching else {"least": 1.0, "median": 1.0, "largest": 1.0}
     return Uncertainty(
@@ -197,6 +197,7 @@ def build_interval(value: float, half_width: float) -> Interval:
 
 
 @lru_cache(maxsize=1)
-def _load_figures() -> dict[str, Any]:
+def load_figures() -> dict[str, Any]:
+    """Return the fitted figures of intervals and widths: the file as it is."""
     figures: dict[str, Any] = json.loads(files(__package__).joinpath(FIGURES).read_text("utf-8"))
     return figures

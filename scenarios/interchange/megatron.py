@@ -28,6 +28,7 @@ from meshwise.scenarios.interchange.entry import (
     Values,
     build_reason,
     build_schedule_reason,
+    count_microbatches,
     find_microbatch,
     fix_field,
     map_count,
@@ -60,6 +61,7 @@ from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recomputation, Recompute, SomeOperators
+from meshwise.strategies.schedules.rule import find_round_size
 
 NODES, RANKS_PER_NODE = "NNODES", "NPROC_PER_NODE"
 """Variables of the script: the number of hosts, and of ranks on each."""
@@ -159,6 +161,7 @@ def _parse_line(line: str) -> Pair | None:
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 _VIRTUAL, _LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
 _CHUNK_LAYERS = "--num-layers-per-virtual-pipeline-stage"
+_ROUND = "--microbatch-group-size-per-virtual-pipeline-stage"
 _CONTEXT, _COMM_TYPE = "--context-parallel-size", "--cp-comm-type"
 _MICRO, _GLOBAL = "--micro-batch-size", "--global-batch-size"
 _DISTRIBUTED, _INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
@@ -213,6 +216,8 @@ def _say_pipeline(facts: Facts) -> Values:
     if facts["plan.schedule"] != default_schedule:
         raise UnsayableError(build_schedule_reason(facts, "1f1b, or interleaved with chunks"))
     values: Values = {} if pipeline == 1 else {_PIPELINE: pipeline}
+    if chunks > 1 and (round_size := find_round_size(pipeline, count_microbatches(facts))) != pipeline:
+        values[_ROUND] = round_size
     if len(set(stages)) > 1:
         return values | {_LAYOUT: _format_layout(stages)}
     return values | ({_VIRTUAL: chunks} if chunks > 1 else {})
@@ -235,8 +240,20 @@ def _read_pipeline(config: ConfigValues) -> Facts:
     if sum(stages) != layers:
         raise config.build_error(_LAYOUT, f"has the layers of --num-layers {layers}, met {sum(stages)}")
     chunks = len(stages) // pipeline
+    if chunks > 1:
+        _check_round(config, pipeline)
     schedule = "interleaved" if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
     return {"plan.pipeline": pipeline, "plan.chunks": chunks, "plan.schedule": schedule, "plan.stages": stages}
+
+
+def _check_round(config: ConfigValues, pipeline: int) -> None:
+    """Raise `UserError` where rounds of microbatches are not those of the schedule here, which is torch's."""
+    batch = _read_batch(config)
+    num_microbatches = batch["training.global_batch"] // (batch["plan.data"] * batch["plan.microbatch"])
+    if num_microbatches >= pipeline:
+        round_size, own_size = find_round_size(pipeline, num_microbatches), config.count(_ROUND, pipeline)
+        if own_size != round_size:
+            raise config.build_error(_ROUND, f"is {round_size} with {num_microbatches} microbatches, met {own_size}")
 
 
 def _read_layout(config: ConfigValues, pipeline: int) -> tuple[int, ...]:
@@ -529,7 +546,7 @@ _MAP: tuple[Entry, ...] = (
     map_flag("--sequence-parallel", "plan.sequence_parallel"),
     map_flag("--tp-comm-overlap", "plan.overlap_tensor"),
     Entry(
-        (_LAYOUT, _PIPELINE, _VIRTUAL, _CHUNK_LAYERS),
+        (_LAYOUT, _PIPELINE, _VIRTUAL, _CHUNK_LAYERS, _ROUND),
         ("plan.stages", "plan.pipeline", "plan.chunks", "plan.schedule"),
         _say_pipeline,
         _read_pipeline,

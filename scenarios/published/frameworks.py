@@ -88,17 +88,23 @@ def memory_conventions(row: Row) -> str:
 
 
 _FUSED_LOSS = ("cross entropy fusion", "cef", "fusion impl te")
-"""Words of Transformer Engine's loss; --cross-entropy-loss-fusion alone is another, which is not fused in memory."""
+"""Words of Transformer Engine's loss."""
+_COMPILED_LOSS = split_words("cross-entropy-loss-fusion")
+"""Words of Megatron-LM's own loss, compiled."""
 _UNFUSED_GRADIENTS = split_words("no-gradient-accumulation-fusion")
 
 
 def _find_megatron_loss(row: Row) -> str:
     """Return the conventions of Megatron-LM with the loss that a row tells; its own is the default."""
-    words = row.text("plan_note", "loss", "software")
+    words = row.text("plan_note", "loss", "software").replace("_", " ")
     if any(has_words(words, split_words(phrase)) for phrase in _FUSED_LOSS):
         return "megatron"
-    row.assume("logits also in fp32, as the loss of Megatron-LM makes them unless told to fuse (not stated)")
-    return "megatron_plain" if has_words(words, _UNFUSED_GRADIENTS) else "megatron_plain_loss"
+    is_compiled_loss = has_words(words, _COMPILED_LOSS)
+    if not is_compiled_loss:
+        row.assume("logits also in fp32, as the loss of Megatron-LM makes them unless told to fuse (not stated)")
+    if has_words(words, _UNFUSED_GRADIENTS):
+        return "megatron_plain_compiled_loss" if is_compiled_loss else "megatron_plain"
+    return "megatron_compiled_loss" if is_compiled_loss else "megatron_plain_loss"
 
 
 _TORCH_WORDS = frozenset({"torch", "eager", "math", "naive", "baddbmm"})

@@ -64,7 +64,7 @@ def pad_to_ranks(row: Row, name: str, size: int) -> int:
 ENCODERS = ("bert", "t5", "vit")
 
 
-def build_encoder(row: Row, family: str, known: Model | None) -> Model:
+def build_encoder(row: Row, family: str, words: str, known: Model | None) -> Model:
     """Return the BERT, T5 or ViT of a row; raise `Skip` where its sizes are not known."""
     base = known if isinstance(known, Bert | T5 | VisionTransformer) else None
     if base is None and not (row.states("n_layers") and row.states("hidden")):
@@ -77,12 +77,13 @@ def build_encoder(row: Row, family: str, known: Model | None) -> Model:
     ffn = row.optional_count("ffn_hidden", MAX_WIDTH) or (base.ffn if base else 4 * hidden)
     heads, ffn = pad_to_ranks(row, "n_heads", heads), pad_to_ranks(row, "ffn_hidden", ffn)
     if family == "vit":
-        return _build_vision(row, base, layers, hidden, heads, ffn)
+        return replace(_build_vision(row, base, layers, hidden, heads, ffn), attention=_choose_attention(row, words))
     default = base.vocab if isinstance(base, Bert | T5) else {"bert": 30522, "t5": 32128}[family]
     vocab = pad_vocabulary(row, row.count_or_default("vocab", default, maximum=MAX_WIDTH))
     if family == "bert":
         positions = max(512, row.optional_count("seq_len", 10**8) or 0)
-        return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions)
+        attention = _choose_attention(row, words)
+        return Bert(layers, hidden, heads, ffn, vocab, max_positions=positions, attention=attention)
     row.assume(f"{layers} layers in the encoder and as many in the decoder, over seq_len tokens each")
     width = row.optional_count("head_dim", MAX_WIDTH) or (
         base.head_dim if isinstance(base, T5) else max(1, hidden // heads)
@@ -365,7 +366,7 @@ def build_model(row: Row) -> Model:
     known = find_model(row.text("model"))
     family = _find_family(row)
     if family in ENCODERS:
-        return build_encoder(row, family, known)
+        return build_encoder(row, family, words, known)
     if family in ("image", "dlrm", "diffusion"):
         if known is None:
             raise Skip(f"arch is of a {family} model, whose sizes a row cannot state, and model names none known")
@@ -416,7 +417,7 @@ def _build_decoder(row: Row, words: str, known: Transformer | None) -> Transform
         dropout=_has_dropout(row, attention, kind),
         positions="rotary" if latent else base.positions,
         kv_channels=head,
-        qk_norm=base.qk_norm and latent is None,
+        qk_norm=latent is None and (base.qk_norm or row.says("qk_norm", "plan_note", "arch")),
         experts=experts,
         latent=latent,
         name=base.name if known else "transformer",

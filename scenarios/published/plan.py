@@ -185,9 +185,15 @@ def count_sequence_parts(row: Row) -> int:
     return max(1, round(min(1 / micro, 1024)))
 
 
+_INSTANCES = re.compile(r"num-distributed-optimizer-instances=([1-9]\d{0,3})")
+"""Megatron-LM's word for how many groups of data ranks share the states, each in itself."""
+
+
 def count_shards(row: Row, degrees: Degrees, zero: int) -> int:
     """Return over how many neighbouring data ranks ZeRO shards the states: 0 for all data ranks."""
     stated_shards = row.optional_count("fsdp_shards", MAX_DEVICES)
+    if stated_shards is None and zero and (match := _INSTANCES.search(row.text("plan_note"))):
+        stated_shards = degrees.data * degrees.context // int(match[1])
     if stated_shards is None and zero and row.says("hybrid_shards", "plan_note", "schedule", "framework"):
         stated_shards = min(row.optional_count("devices_per_node") or 8, degrees.data)
         row.assume(f"fsdp_shards {stated_shards} (hybrid sharding, number not stated: one node)")

@@ -34,6 +34,9 @@ class Framework:
         logits.
     casts_logits
         Whether logits in the dtype of the product lie beside those in fp32 during the loss, and so do their gradients.
+    copies_probabilities
+        Whether backward of the loss copies the probabilities before it takes 1 from those of the targets, as
+        ``torch.compile`` does, where otherwise the gradient overwrites them.
     keeps_gathered
         Whether a product keeps its input gathered along the tensor axis; otherwise it keeps its shard and gathers
         it again in backward.
@@ -128,6 +131,7 @@ class Framework:
     routed_copies: int
     logits_in_precision: bool = False
     casts_logits: bool = False
+    copies_probabilities: bool = False
     keeps_gathered: bool = False
     fused_gradients: bool = False
     whole_table: bool = False

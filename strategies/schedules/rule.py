@@ -105,7 +105,33 @@ AS_MANY_AS_RANKS = Condition(
 AS_MANY_AS_STAGES = Condition(
     lambda ranks, m: m >= 2 * ranks, lambda ranks, m: f"microbatches({m}) >= 2 * pipeline({ranks})"
 )
-WHOLE_ROUNDS = Condition(lambda ranks, m: m % ranks == 0, lambda ranks, m: f"microbatches({m}) % pipeline({ranks}) = 0")
+
+
+def count_rounds(num_ranks: int, num_microbatches: int) -> int:
+    """Return into how many rounds torch's interleaved schedules divide microbatches, of ``num_ranks`` or more each."""
+    return max(1, num_microbatches // num_ranks)
+
+
+def find_round_size(num_ranks: int, num_microbatches: int) -> int:
+    """Return the number of microbatches that interleaved schedules take through a chunk before the next.
+
+    >>> find_round_size(4, 8), find_round_size(4, 10)
+    (4, 5)
+    """
+    return num_microbatches // count_rounds(num_ranks, num_microbatches)
+
+
+def _format_whole_rounds(num_ranks: int, num_microbatches: int) -> str:
+    """Return the condition that rounds are equally long, as text."""
+    if num_microbatches < num_ranks:
+        return AS_MANY_AS_RANKS.equation(num_ranks, num_microbatches)
+    return f"microbatches({num_microbatches}) % ({num_microbatches} // pipeline({num_ranks})) = 0"
+
+
+WHOLE_ROUNDS = Condition(
+    lambda ranks, m: m >= ranks and m % count_rounds(ranks, m) == 0,
+    _format_whole_rounds,
+)
 
 
 def keep_one_version(rank: int, num_ranks: int) -> int:

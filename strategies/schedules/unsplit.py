@@ -25,6 +25,8 @@ References
    SC 2021, section 2.2.2.
 .. [7] Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023, section 4.
 .. [8] torch.distributed.pipelining, ``ScheduleLoopedBFS`` (torch 2.13): the last microbatch goes backward first.
+.. [9] torch.distributed.pipelining, ``ScheduleInterleaved1F1B`` (torch 2.13), ``microbatches_per_round``; Megatron-LM
+   is told with ``--microbatch-group-size-per-virtual-pipeline-stage``.
 """
 
 import numpy as np
@@ -38,6 +40,7 @@ from meshwise.strategies.schedules.rule import (
     ScheduleRule,
     build_columns,
     build_rounds,
+    find_round_size,
     merge_columns,
 )
 
@@ -70,12 +73,16 @@ def _order_one_stage(rank: int, num_microbatches: int, kinds: Order) -> Order:
 
 
 def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Return one rank's actions of interleaved 1F1B [6]_: rounds of ``p`` microbatches through each chunk."""
+    """Return one rank's actions of interleaved 1F1B [6]_: rounds of microbatches through each chunk.
+
+    A round has ``p`` microbatches, and more where ``p`` does not divide their number [9]_.
+    """
     total = num_microbatches * num_chunks
-    warmup = min((num_chunks - 1) * num_ranks + 2 * (num_ranks - rank - 1), total)
+    round_size = find_round_size(num_ranks, num_microbatches)
+    warmup = min((num_chunks - 1) * round_size + 2 * (num_ranks - rank - 1), total)
     turns = np.tile([FORWARD, BACKWARD], total - warmup)
     kinds = np.concatenate([np.repeat(FORWARD, warmup), turns, np.repeat(BACKWARD, warmup)])
-    forward, backward = build_rounds(rank, num_ranks, num_chunks, num_ranks, num_microbatches)
+    forward, backward = build_rounds(rank, num_ranks, num_chunks, round_size, num_microbatches)
     return merge_columns(kinds, {FORWARD: forward, BACKWARD: backward})
 
 

@@ -26,6 +26,8 @@ from meshwise.strategies.schedules.rule import (
     ScheduleRule,
     build_columns,
     build_rounds,
+    count_rounds,
+    find_round_size,
     merge_columns,
 )
 
@@ -129,16 +131,11 @@ ZBV = ScheduleRule(
 
 def interleaved_zero_bubble_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> Order:
     """Return one rank's actions of torch's interleaved zero bubble [5]_: weights' gradients ``rank`` turns later."""
-    round_size = num_microbatches // _count_rounds(num_ranks, num_microbatches)
+    round_size = find_round_size(num_ranks, num_microbatches)
     warmup = (num_chunks - 1) * round_size + num_ranks - rank
     forward, backward = build_rounds(rank, num_ranks, num_chunks, round_size, num_microbatches)
     kinds = list_split_kinds(num_microbatches * num_chunks, warmup, rank)
     return merge_columns(kinds, {FORWARD: forward, INPUT: backward, WEIGHT: backward})
-
-
-def _count_rounds(num_ranks: int, num_microbatches: int) -> int:
-    """Return into how many rounds torch divides the microbatches [5]_: of at least as many as there are ranks."""
-    return max(1, num_microbatches // num_ranks)
 
 
 INTERLEAVED_ZERO_BUBBLE = ScheduleRule(
@@ -147,7 +144,7 @@ INTERLEAVED_ZERO_BUBBLE = ScheduleRule(
     "torch.distributed.pipelining, ScheduleInterleavedZeroBubble, after Qi et al., ICLR 2024",
     chunks=(1, None),
     condition=Condition(
-        lambda ranks, m: m % _count_rounds(ranks, m) == 0,
+        lambda ranks, m: m % count_rounds(ranks, m) == 0,
         lambda ranks, m: f"microbatches({m}) % ({m} // pipeline({ranks})) = 0",
     ),
     splits_backward=True,

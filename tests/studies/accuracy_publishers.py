@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from meshwise.reports.document import Section, to_markdown
 from meshwise.scenarios.console import BAD_INPUT, Ticker, note
 from meshwise.scenarios.files.results import make_folder, write
-from meshwise.scenarios.intervals import NOT_UNDERSTOOD
+from meshwise.scenarios.intervals import NOT_UNDERSTOOD, load_figures
 from meshwise.scenarios.published.accuracy import (
     Prediction,
     load_runs,
@@ -281,6 +281,7 @@ def format_page(result: Mapping[str, Any]) -> str:
                 "plan that is predicted fastest over that of the fastest, minus 1, and *tau* Kendall's, in the mean "
                 "over groups of one problem with three plans or more.",
                 _describe_fits(result["all"]["out_of_memory"]),
+                _describe_unchecked(),
             ),
             (MEMORY_HEAD, *(row for line in lines for row in _format_memory(line))),
         ),
@@ -325,6 +326,16 @@ def _describe_fits(confusion: Mapping[str, int]) -> str:
         return "No run was judged."
     num_right = confusion["true_fit"] + confusion["true_oom"]
     return f"Of {runs} runs {num_right} are told rightly, {_format_percent(num_right / runs)}."
+
+
+def _describe_unchecked() -> str:
+    """Return how well the room of unchecked frameworks tells models that had no part in it."""
+    fit = load_figures()["replay_unknown_framework"]
+    fractions = ", ".join(f"{name} {_format_percent(fraction)}" for name, fraction in fit["left_out"].items())
+    return (
+        "The room that a framework needs whose memory nobody checked is fitted to a sweep with runs out of memory, the "
+        f"first of this table. Told rightly of each of its models by the room that the others gave: {fractions}."
+    )
 
 
 def _format_line(line: Mapping[str, Any]) -> tuple[str, ...]:

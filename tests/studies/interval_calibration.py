@@ -60,9 +60,6 @@ from meshwise.strategies.plan.framework import ENTRIES
 
 from .interval_ends import FEWEST_RUNS, fit_peak_ends, fit_step_ends, is_timed
 
-CALIBRATES = "LLaMA-13B"
-"""The model whose runs with an unknown framework fit the memory interval of such runs; other models test it."""
-
 COVERAGE = 0.9
 """Fraction of runs that should be inside their intervals."""
 
@@ -269,16 +266,40 @@ def fit_replay(predictions: Sequence[Prediction], risk: float = RISK) -> dict[st
     if sizes:
         result["replay"] = {"half_width": round(find_half_widths(sizes, COVERAGE)["replay"], 4)} | _count_rows(sizes)
     if rows:
-        width = next(
-            width
-            for width in sorted(max(room, 0.0) for room, _ in rows)
-            if sum(oom for room, oom in rows if room >= width) <= risk * sum(room >= width for room, _ in rows)
-        )
+        models = [row.run.group.split(",")[0] for row in _select_unknown(predictions)]
         result["replay_unknown_framework"] = {
-            "half_width": round(width, 4),
+            "half_width": round(find_safe_width(rows, risk), 4),
             "rows": len(rows),
-            "sources": {CALIBRATES: len(rows)},
+            "sources": dict(sorted(Counter(models).items())),
+            "left_out": {name: round(fraction, 3) for name, fraction in leave_models_out(rows, models, risk).items()},
         }
+    return result
+
+
+def find_safe_width(rows: Sequence[tuple[float, bool]], risk: float) -> float:
+    """Return the least half width with which at most a fraction ``risk`` of what is predicted to fit ran out.
+
+    ``rows`` has the logarithm of the room of each run over what it needs, and whether it ran out of memory.
+
+    >>> find_safe_width([(0.3, False), (0.2, False), (0.1, True), (-0.1, True)], 0.05)
+    0.2
+    """
+    return next(
+        width
+        for width in sorted(max(room, 0.0) for room, _ in rows)
+        if sum(oom for room, oom in rows if room >= width) <= risk * sum(room >= width for room, _ in rows)
+    )
+
+
+def leave_models_out(rows: Sequence[tuple[float, bool]], models: Sequence[str], risk: float) -> dict[str, float]:
+    """Return for every model the fraction of its runs that the width of all others tells rightly to fit or not."""
+    result = {}
+    for model in sorted(set(models)):
+        others = [row for row, name in zip(rows, models, strict=True) if name != model]
+        if others:
+            width = find_safe_width(others, risk)
+            own_rows = [row for row, name in zip(rows, models, strict=True) if name == model]
+            result[model] = fmean((room >= width) != oom for room, oom in own_rows)
     return result
 
 
@@ -288,14 +309,15 @@ def _measured_reserved(row: Prediction) -> float | None:
 
 
 def _select_unknown(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Return the predictions of `CALIBRATES` with a framework whose conventions are not known."""
+    """Return the predictions of runs in sweeps that ran out of memory too, with a framework that is not checked."""
+    failed_sources = {row.run.source for row in predictions if row.run.status == "oom"}
     return [
         row
         for row in predictions
         if row.peak_memory
         and row.run.scenario is not None
         and ENTRIES[row.run.scenario.problem.training.framework].family == UNCHECKED_FAMILY
-        and CALIBRATES in row.run.group
+        and row.run.source in failed_sources
     ]
 
 
@@ -312,8 +334,8 @@ def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) ->
     """Return the half width of the peak memory interval for frameworks whose conventions are not known.
 
     No such publisher prints peaks, so that it is fitted to which runs ran out of memory: it is the least half width
-    with which at most a fraction ``risk`` of the runs of `CALIBRATES` that are predicted to fit ran out. Other models
-    of the same publisher are left to test it.
+    with which at most a fraction ``risk`` of the runs that are predicted to fit ran out. Each model tests the width of
+    the others (`leave_models_out`).
     """
     rows = [(_memory_ratio(row), row.run.status == "oom") for row in _select_unknown(predictions)]
     if not rows:
@@ -330,7 +352,8 @@ def fit_unknown_memory(predictions: Sequence[Prediction], risk: float = RISK) ->
         middle = (low + high) / 2
         middle_margin = replace(build_uncertainty(Category.STATED), peak_memory_width=middle).memory_margin(risk)
         low, high = (low, middle) if middle_margin >= margin else (middle, high)
-    return {"half_width": round(high, 4), "rows": len(rows), "sources": {CALIBRATES: len(rows)}}
+    sources = Counter(row.run.source for row in _select_unknown(predictions))
+    return {"half_width": round(high, 4), "rows": len(rows), "sources": dict(sorted(sources.items()))}
 
 
 def _memory_ratio(row: Prediction) -> float:

@@ -236,6 +236,12 @@ class Liveness:
             for name in operator.inputs
         }
 
+    def _list_probability_copies(self, operator: Operator) -> Moment:
+        """Return the copies of the probabilities that backward of a loss makes; they have the size of the logits."""
+        if not self.framework.copies_probabilities:
+            return {}
+        return {f"{name} probabilities": self.read_size(operator, name) for name in self._list_cast(operator)}
+
     def _list_cast(self, operator: Operator) -> list[str]:
         """Return the inputs of a loss that lie in memory in two dtypes."""
         return [name for name in operator.inputs if self.framework.casts_logits and name in self._logit_itemsizes]
@@ -387,7 +393,8 @@ class Liveness:
         if _is_sum(operator):
             return tensors
         if operator.kind is OperatorKind.CROSS_ENTROPY and self.framework.loss_copies is None:
-            return self._list_loss_copies(operator)  # the gradient of the logits takes their place
+            # the gradient of the logits takes their place
+            return self._list_loss_copies(operator) | self._list_probability_copies(operator)
         for name in filter(self._has_gradient, operator.inputs):
             read_bytes, shard_bytes = self.read_size(operator, name), self.shard_size(operator, name)
             gradient = f"{self._gradient_owners.get(name, name)} gradient"

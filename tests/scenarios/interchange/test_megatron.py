@@ -1,10 +1,13 @@
 """A small script of Megatron-LM, written by hand from its documentation, means what it means there."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from small_requests import check_meaning
+from small_requests import TRAINING, check_meaning, request
 
+from meshwise.scenarios.files.errors import ScenarioError
+from meshwise.scenarios.interchange.megatron import MEGATRON
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 FILE = """#!/bin/bash
@@ -76,3 +79,15 @@ MEANT: dict[str, Any] = {
 @pytest.mark.parametrize("name", ["megatron"])
 def test_a_file_written_by_hand(name: str) -> None:
     check_meaning(name, FILE, MEANT)
+
+
+def test_rounds_longer_than_the_pipeline_are_said_and_read() -> None:
+    """3 microbatches over 2 ranks are one round of 3; Megatron-LM's rounds have 2 unless it is told."""
+    key = "--microbatch-group-size-per-virtual-pipeline-stage"
+    layout: dict[str, Any] = {"pipeline": 2, "chunks": 2, "microbatch": 4, "schedule": "interleaved"}
+    assert key not in MEGATRON.to_text(request("gpt", replace(TRAINING, global_batch=16), **layout))
+    text = MEGATRON.to_text(request("gpt", replace(TRAINING, global_batch=12), **layout))
+    assert f"    {key} 3\n" in text and MEGATRON.read(text.encode())["plan.chunks"] == 2
+    for other in (text.replace(f"{key} 3", f"{key} 2"), text.replace(f"    {key} 3\n", "")):
+        with pytest.raises(ScenarioError, match=f"{key}: is 3 with 3 microbatches, met 2"):
+            MEGATRON.read(other.encode())

@@ -162,9 +162,18 @@ def test_latent_attention_has_the_sizes_of_deepseek() -> None:
     assert any(line.startswith("latent attention") for line in row.assumed)
 
 
+def test_norms_of_queries_and_keys_are_read_from_notes() -> None:
+    row = Row(GPT | {"plan_note": "test gpt3_mcore_te_tp4_pp1_qk_layernorm"})
+    model = build_model(row)
+    assert isinstance(model, Transformer) and model.qk_norm
+    assert "from plan_note: 'qk layernorm' taken as qk_norm" in row.assumed
+
+
 def test_other_families() -> None:
     bert = build_model(Row({"arch": "bert", "n_layers": 2, "hidden": 256, "n_heads": 4, "seq_len": 1024}))
     assert isinstance(bert, Bert) and bert.max_positions == 1024
+    eager = build_model(Row({"arch": "bert", "n_layers": 2, "hidden": 256, "attention_kernel": "unfused"}))
+    assert isinstance(eager, Bert) and eager.attention == "unfused" != bert.attention
     t5 = build_model(Row({"model": "T5-3B", "arch": "t5 encoder-decoder"}))
     assert isinstance(t5, T5) and t5.head_dim == 128
     vit = build_model(Row({"arch": "vit", "n_layers": 2, "hidden": 192, "n_heads": 3, "seq_len": 577}))

@@ -34,6 +34,10 @@ def plan(change: dict[str, Any]) -> Plan:
         ({"tp": 1, "dp": 8, "micro_batch": 0.5, "global_batch": 4}, {"data": 4, "context": 2, "microbatch": 1}),
         ({"tp": 1, "dp": 8, "zero_stage": 3, "fsdp_shards": 4}, {"replica": 2, "shards": 4, "zero": 3}),
         (
+            {"tp": 1, "dp": 8, "zero_stage": 1, "plan_note": "num-distributed-optimizer-instances=2"},
+            {"replica": 2, "shards": 4, "zero": 1},
+        ),
+        (
             {"tp": 1, "dp": 8, "fsdp_shards": 8, "zero_stage": None, "framework": "torchtitan"},
             {"replica": 1, "zero": 3},
         ),

@@ -111,7 +111,8 @@ COMPOSED = ("rms_norm", "rotary", "gated_activation", "softmax")
     [
         ("cross-entropy fusion (cef)", "megatron"),
         ("no-gradient-accumulation-fusion=True", "megatron_plain"),
-        ("test gpt3_cross_entropy_loss_fusion", "megatron_plain_loss"),
+        ("test gpt3_cross_entropy_loss_fusion", "megatron_compiled_loss"),
+        ("cross-entropy-loss-fusion=True; no-gradient-accumulation-fusion=True", "megatron_plain_compiled_loss"),
     ],
 )
 def test_what_megatron_fuses_is_read_from_the_notes(note: str, expected: str) -> None:

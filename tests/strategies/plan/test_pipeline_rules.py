@@ -10,5 +10,5 @@ def test_interleaved_asks_for_whole_rounds() -> None:
     small = problem(batch=4)
     layout = Layout(pipeline=8, schedule="interleaved", chunks=1)
     assert [v.message for v in violations(small, layout) if v.field == "schedule"] == [
-        "interleaved: microbatches(4) % pipeline(8) = 0 does not hold; nearest: 8"
+        "interleaved: microbatches(4) >= pipeline(8) does not hold; nearest: 8"
     ]

@@ -70,8 +70,12 @@ def looped_bubble(ranks: int, microbatches: int, chunks: int, times: PassSeconds
 
 
 def interleaved_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:
-    """Return the forwards of a rank before its first backward [1]_, and one."""
-    return min((chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1, microbatches * chunks)
+    """Return the forwards of a rank before its first backward [1]_, and one.
+
+    A round has ``p`` microbatches where ``p`` divides their number, and up to ``2 p - 1`` elsewhere.
+    """
+    round_size = microbatches // max(1, microbatches // ranks)
+    return min((chunks - 1) * round_size + 2 * (ranks - rank - 1) + 1, microbatches * chunks)
 
 
 def looped_bfs_in_flight(rank: int, ranks: int, microbatches: int, chunks: int) -> int:

@@ -58,8 +58,12 @@ def test_text_round_trip(value: Schedule) -> None:
         ("gpipe", (0, 1, 1), "gpipe: pipeline(0) >= 1 does not hold; nearest: 1"),
         ("1f1b", (4, 2, 1), "1f1b: microbatches(2) >= pipeline(4) does not hold; nearest: 4"),
         ("pipedream_2bw", (4, 3, 1), "pipedream_2bw: microbatches(3) >= pipeline(4) does not hold; nearest: 4"),
-        ("interleaved", (4, 7, 2), "interleaved: microbatches(7) % pipeline(4) = 0 does not hold; nearest: 8"),
-        ("interleaved", (4, 2, 2), "interleaved: microbatches(2) % pipeline(4) = 0 does not hold; nearest: 4"),
+        (
+            "interleaved",
+            (4, 11, 2),
+            "interleaved: microbatches(11) % (11 // pipeline(4)) = 0 does not hold; nearest: 10",
+        ),
+        ("interleaved", (4, 2, 2), "interleaved: microbatches(2) >= pipeline(4) does not hold; nearest: 4"),
         ("interleaved", (4, 8, 0), "interleaved: chunks(0) >= 1 does not hold; nearest: 1"),
         (
             "interleaved_zero_bubble",

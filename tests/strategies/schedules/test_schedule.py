@@ -129,8 +129,8 @@ def actions(text: str) -> tuple[Action, ...]:
     [
         (lambda: build_schedule("dualpipe", 2, 2), "schedule is one of naive, gpipe, 1f1b, .*, met 'dualpipe'"),
         (
-            lambda: build_schedule("interleaved", 4, 6, 2),
-            r"microbatches\(6\) % pipeline\(4\) = 0 does not hold; nearest: 4",
+            lambda: build_schedule("interleaved", 4, 9, 2),
+            r"microbatches\(9\) % \(9 // pipeline\(4\)\) = 0 does not hold; nearest: 8",
         ),
         (lambda: build_rank_order("gpipe", 0, 2, 2, 2), r"gpipe: chunks\(2\) = 1 does not hold; nearest: 1"),
         (lambda: Action.parse("F0"), "met 'F0'"),

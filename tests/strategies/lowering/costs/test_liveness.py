@@ -281,3 +281,5 @@ def test_a_loss_that_is_not_fused_holds_logits_in_two_dtypes() -> None:
     fused, plain = (of(block, FRAMEWORKS[name]) for name in ("megatron", "megatron_plain_loss"))
     loss_levels = [max(level for level, _ in row.backward[-2:]) for row in (fused, plain)]
     assert (loss_levels[1] - loss_levels[0], plain.kept_bytes - fused.kept_bytes) == (4 * logits, 2 * logits)
+    compiled = of(block, FRAMEWORKS["megatron_compiled_loss"])  # it copies the probabilities, 4 bytes each
+    assert max(level for level, _ in compiled.backward[-2:]) == loss_levels[1] + 4 * logits
