@@ -13,11 +13,11 @@ from meshwise.reports.pictures.search import draw_search
 from meshwise.scenarios.commands.loading import load_scenario
 from meshwise.scenarios.commands.options import Budget, ClusterFile, Json, ScenarioName, Seconds, Seed
 from meshwise.scenarios.commands.page import PageFile, check_page
+from meshwise.scenarios.commands.search_progress import follow_search
 from meshwise.scenarios.commands.search_report import (
     describe_gap,
     explain_failure,
     explain_misfit,
-    follow_search,
     to_json,
     write_search_page,
 )

@@ -24,15 +24,16 @@ from meshwise.scenarios.commands.options import (
     Seed,
 )
 from meshwise.scenarios.commands.page import PageFile, check_page
+from meshwise.scenarios.commands.search_progress import JSON, check_progress, follow_search, print_end, print_json
 from meshwise.scenarios.commands.search_report import (
     NEGLIGIBLE,
     describe_gap,
     explain_failure,
     explain_misfit,
-    follow_search,
     to_json,
     write_search_page,
 )
+from meshwise.scenarios.commands.search_setups import make_question, refuse_options, search_setups
 from meshwise.scenarios.console import (
     DONE,
     FAILED,
@@ -107,6 +108,24 @@ Quantile = Annotated[
     float | None, typer.Option(help="Rank by this quantile of step time, out of memory taken for ever, as 0.95.")
 ]
 Probability = Annotated[float, typer.Option(help="Probability up to which --robust allows a plan.")]
+Minimize = Annotated[
+    str | None, typer.Option(metavar="OBJECTIVE", help="What is made least: time, cost, devices or energy of a run.")
+]
+Nodes = Annotated[str | None, typer.Option(metavar="A..B", help="Numbers of nodes to choose among, as 1,2,4..8.")]
+Batches = Annotated[
+    str | None, typer.Option("--batch", metavar="A,B", help="Global batches to choose among, in sequences.")
+]
+Tokens = Annotated[str | None, typer.Option(help="Tokens of the run at the scenario's batch, as 15T or 300B.")]
+CriticalBatch = Annotated[
+    str | None,
+    typer.Option(help="Tokens of the batch at which a run needs twice the tokens of one with small batches."),
+]
+Deadline = Annotated[str | None, typer.Option(help="Time that the run may take, as 30d.")]
+BudgetDollars = Annotated[float | None, typer.Option("--budget-usd", help="US dollars that the run may cost.")]
+Price = Annotated[str | None, typer.Option(help="US dollars for an hour of one device, as 2.50.")]
+ProgressKind = Annotated[
+    str | None, typer.Option("--progress", metavar="json", help="Tell the progress as JSON lines on stderr.")
+]
 
 
 def search(
@@ -124,24 +143,51 @@ def search(
     cluster: ClusterFile = None,
     target: SearchTarget = None,
     brave: Brave = False,
+    minimize: Minimize = None,
+    nodes: Nodes = None,
+    batch: Batches = None,
+    tokens: Tokens = None,
+    critical_batch: CriticalBatch = None,
+    deadline: Deadline = None,
+    budget_usd: BudgetDollars = None,
+    price: Price = None,
+    progress: ProgressKind = None,
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
-    """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far."""
+    """Search for the fastest plan that fits, or for the machine and the plan that make a run cheapest or smallest.
+
+    Ctrl-C ends the search and keeps the best so far.
+    """
     check_output(out, (".json",))
+    check_progress(progress)
+    question = make_question(minimize, nodes, batch, tokens, critical_batch, deadline, budget_usd, price)
     check_page(report)
     check_robust(robust, out_of_memory)
     value = load_scenario(scenario, cluster=cluster, brave=brave)
     value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
     chosen_target = value.target if target is None else target
     value = value if chosen_target is None else value.for_target(chosen_target)
+    if question is not None:
+        refuse_options(
+            algorithm=algorithm,
+            budget=budget,
+            resume=resume,
+            workers=None if workers == 1 else workers,
+            scheduler=scheduler,
+            seed=seed,
+            robust=robust,
+            report=report,
+        )
+        search_setups(value, question, value.limit_seconds(None, seconds), out, as_json=as_json, progress=progress)
+        return
     keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
     time_left = start_timer(limit)
-    follow = follow_search(ticker)
+    follow = print_json if progress == JSON else follow_search(ticker)
 
-    def tell(progress: Progress) -> None:
-        keep(progress.best)
-        follow(progress)
+    def tell(state: Progress) -> None:
+        keep(state.best)
+        follow(state)
 
     with _open_executor(workers, scheduler) as executor:
         result = value.search(
@@ -165,6 +211,8 @@ def search(
     if report is not None:
         write_search_page(report, value, [result], answer.robust_plan)
     answer.tell(as_json=as_json)
+    if progress == JSON:
+        print_end({"end": result.end, "gap": result.gap, "wall_time": result.wall_time})
     if code := answer.tell_end(out):
         raise typer.Exit(code)
 

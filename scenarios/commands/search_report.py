@@ -1,19 +1,16 @@
-"""A search as commands tell of it: progress, the result as JSON-ready data and on a page, and why nothing was found."""
+"""A search as commands tell of it: the result as JSON-ready data and on a page, and why nothing was found."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshwise.scenarios.commands.page import write_page
-from meshwise.scenarios.console import Ticker
 from meshwise.scenarios.fitting import EMPTY_SPACE, describe_shortfall
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.units import format_time
 from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS
-from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME, Progress, SearchResult
+from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME, SearchResult
 
 if TYPE_CHECKING:
     from meshwise.strategies.evaluation import Trial
@@ -22,22 +19,6 @@ if TYPE_CHECKING:
 
 NEGLIGIBLE = 1e-6
 """Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
-
-
-def follow_search(ticker: Ticker) -> Callable[[Progress], None]:
-    """Return a callback that shows the progress of a search: the best plan so far, what is proven, and the time."""
-
-    def follow(progress: Progress) -> None:
-        words = [format_time(progress.best.evaluation.step_time) if progress.best else "none fits yet"]
-        if progress.lower_bound is not None:
-            words.append(f"bound {format_time(progress.lower_bound)}")
-        if progress.gap is not None:
-            words.append(f"gap {progress.gap:.1%}")
-        remaining_text = f" ({progress.seconds_left:.0f} s left)" if progress.seconds_left is not None else ""
-        plans_text = f"{progress.considered:,} plans, {progress.evaluations:,} simulated"
-        ticker(f"best {', '.join(words)}; {plans_text}, {progress.elapsed:.1f} s{remaining_text}")
-
-    return follow
 
 
 def to_json(result: SearchResult, problem: "Problem") -> dict[str, Any]:

@@ -75,11 +75,15 @@ class Incumbent:
 
 def propose_first_known(
     problem: Problem, space: Space, costs: CostModel, incumbent: Incumbent
-) -> Generator[Plan, Evaluation, None]:
-    """Yield the known plan that fits and is simulated soonest, so that even a short search has a result."""
+) -> Generator[Plan, Evaluation, bool]:
+    """Yield the known plan that fits and is simulated soonest, so that even a short search has a result.
+
+    Return whether there is one.
+    """
     layout = next((layout for plan, layout in sort_known_plans(problem, space) if costs.fits(plan)), None)
     if layout is not None:
         yield from incumbent.evaluate(problem, layout)
+    return layout is not None
 
 
 RisingBounds = Iterator[tuple[float, Layout | None]]

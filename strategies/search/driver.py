@@ -219,7 +219,7 @@ def run_search(
         state.drive(algorithm.propose(problem, space, state))
         if state.best is None and state.end == OUT_OF_TIME:
             state.fall_back(problem, space)
-        if state.best is None:
+        if state.best is None and not state.has_proof:
             nearest_trial = state.find_nearest(problem, space)
             if nearest_trial is not None and state.end == OUT_OF_TIME and state.is_answer(nearest_trial):
                 state.record_trial(nearest_trial)
@@ -311,6 +311,11 @@ class _SearchState:
     def considered(self) -> int:
         """The number of different plans that were looked at, one by one or in groups."""
         return max(len(self.plan_hashes), self.num_in_groups)
+
+    @property
+    def has_proof(self) -> bool:
+        """Whether a finished search has proven that no plan is as fast as it was asked for, though some may fit."""
+        return self.end == FINISHED and self.lower_bound is not None and self.lower_bound < inf
 
     @property
     def elapsed(self) -> float:

@@ -103,15 +103,19 @@ class BestFirst:
     starts
         Whether the search begins with known plans (`meshwise.strategies.search.starts`, and those of the space) and a
         descent from the best of them: a good plan lets bounds drop most of a space at once.
+    cutoff
+        Step time in seconds from which plans are not looked for. Where none is faster, this is proven.
     """
 
     name: ClassVar[str] = "best_first"
 
     starts: bool = True
+    cutoff: float = inf
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plans, and proofs of how fast any plan can be; return the last proof."""
-        return (yield from BestFirstSearch(problem, costs).search(space, starts=self.starts))
+        state = BestFirstSearch(problem, costs, Incumbent(self.cutoff))
+        return (yield from state.search(space, starts=self.starts))
 
 
 @dataclass(slots=True)
@@ -135,14 +139,16 @@ class BestFirstSearch:
                 yield from self.begin_with_known(space)
             yield from self.search_space(space)
             # a best plan with offload can only be a known plan: the space of the first search has none
-            needs_offload = self.incumbent.layout is None or bool(self.incumbent.layout.offload)
+            layout = self.incumbent.layout
+            is_slow = layout is None and self.has_fit and self.incumbent.time < inf  # plans fit, none below the cutoff
+            needs_offload = not is_slow and (layout is None or bool(layout.offload))
             if needs_offload and space.offload is None and not (space.core or space.wide):
                 proven_space = space.with_limits(offload=list_offloadings())
                 if starts and self.incumbent.layout is not None:
                     yield from descend(self.problem, proven_space, self.costs, self.incumbent)
                 yield from self.search_space(proven_space, proven_space)
         except (OutOfTime, KeyboardInterrupt) as error:
-            if self.incumbent.time == inf and (layout := self.queue.first_plan) is not None:
+            if self.incumbent.layout is None and (layout := self.queue.first_plan) is not None:
                 yield from self.incumbent.evaluate(self.problem, layout)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -152,8 +158,7 @@ class BestFirstSearch:
     def begin_with_known(self, space: Space) -> Proposals:
         """Yield a first plan at once and the bound of all plans, then the best known plan and a descent from it."""
         problem, costs, incumbent = self.problem, self.costs, self.incumbent
-        yield from propose_first_known(problem, space, costs, incumbent)
-        self.has_fit = incumbent.time < inf
+        self.has_fit = yield from propose_first_known(problem, space, costs, incumbent)
         if self.has_fit:
             yield Proof(least_step_time(problem))
         rising_bounds = rank_known_plans(problem, space, costs)
