@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshwise.executor.calibration.device_machine import Machine
 from meshwise.executor.launch.process_group import find_loopback
-from meshwise.executor.recording.private_torch import all_gather, reduce_scatter
+from meshwise.executor.recording.private_torch import INTERFACE, all_gather, limit_gloo_workers, reduce_scatter
 from meshwise.executor.recording.timer import Run, Timer
 
 TOOL = "torch.distributed, in a row as nccl-tests do"
@@ -39,7 +39,8 @@ def join_group(folder: Path, device: str, timeout: float) -> Iterator[None]:
         init_group("nccl", device_id=torch.device("cuda", rank))
     else:
         torch.set_num_threads(1)
-        os.environ["GLOO_SOCKET_IFNAME"] = find_loopback()
+        os.environ[INTERFACE] = find_loopback()
+        limit_gloo_workers()
         init_group("gloo")
     yield
     dist.barrier()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from meshwise.executor.recording.accelerator import CORE, Accelerator
+from meshwise.executor.recording.private_torch import INTERFACE, limit_gloo_workers
 from meshwise.executor.recording.rank_files import has_several_hosts, note_place
 
 _SIOCGIFADDR = 0x8915
@@ -109,8 +110,6 @@ def _shows_text(path: Path, text: str) -> bool:
     return True
 
 
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable of the network interface on which gloo listens and connects."""
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 """Environment variable in which torchrun counts restarts; its store still has the addresses of earlier ranks."""
 
@@ -127,9 +126,10 @@ def join_process_group(folder: Path, timeout: float, accelerator: Accelerator = 
     accelerator.claim_device(int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)))
     backend = accelerator.backend
     wait_limit = timedelta(seconds=timeout)
+    limit_gloo_workers()
     master = os.environ.get("MASTER_ADDR")
     if master is None:
-        os.environ[_INTERFACE] = find_loopback()
+        os.environ[INTERFACE] = find_loopback()
         store = dist.FileStore(str(folder / "store"), num_ranks)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=wait_limit)
     else:
@@ -137,7 +137,7 @@ def join_process_group(folder: Path, timeout: float, accelerator: Accelerator = 
             note_place(folder, rank, find_address(master))
         interface = find_interface(master) if has_several_hosts() else find_loopback()
         if interface:
-            os.environ.setdefault(_INTERFACE, interface)
+            os.environ.setdefault(INTERFACE, interface)
         torchrun_store, *_ = next(dist.rendezvous("env://", timeout=wait_limit))  # type: ignore[attr-defined]
         # a prefix for each restart: torchrun's store keeps the keys of the ranks before
         attempt_store = dist.PrefixStore(f"attempt {os.environ.get(_ATTEMPT, 0)}", torchrun_store)  # type: ignore[attr-defined]

@@ -12,12 +12,15 @@ References
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -64,6 +67,45 @@ all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 _COMMUNICATING = ("gloo:", "c10d::_", "_c10d_functional::")
 _ITEMSIZE = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4}
 """Bytes of an element, by the profiler's name of the dtype."""
+
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable of the network interfaces, separated by commas, on which gloo listens and connects."""
+
+
+class _OneWorker(type):
+    """Builds a group of gloo as torch does, but with one worker thread; an instance is any group of gloo."""
+
+    def __call__(cls, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout, options._threads = timeout, 1
+        names = filter(None, os.environ.get(INTERFACE, "").split(","))
+        devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names]
+        options._devices = devices or [dist.ProcessGroupGloo.create_default_device()]
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, dist.ProcessGroupGloo)
+
+
+class _OneWorkerGloo(metaclass=_OneWorker):
+    """What torch takes for ``ProcessGroupGloo`` where it makes groups; it has no way to pass options of gloo."""
+
+
+def limit_gloo_workers() -> None:
+    """Give every group of gloo that this process makes from now on one worker thread instead of two.
+
+    Two workers of a group can corrupt the heap of torch 2.13. When a collective is over and its waiter knows, the
+    worker notes the collective's name in a string of the group, for the flight recorder, without a lock (in
+    ``ProcessGroupGloo::runLoop``, ``lastCompletedWorkName``). If the other worker has by then run the next collective
+    and does the same, both free the same old name. Names of up to 15 characters are not on the heap; the name of each
+    all-gather of DTensor is, ``ALLGATHER_COALESCED``. It happens once in some million collectives, on busy cores, and
+    shows later: "malloc(): unaligned tcache chunk detected" or "double free or corruption".
+
+    All ranks start the collectives of a group in one order, so a single worker never waits for a later one. Different
+    groups still run at the same time.
+    """
+    distributed_c10d.ProcessGroupGloo = _OneWorkerGloo  # type: ignore[assignment, misc]
 
 
 class QuietStage(PipelineStage):
