@@ -155,9 +155,9 @@ def search(
     report: PageFile = None,
     as_json: Json = False,
 ) -> None:
-    """Search for the fastest plan that fits, or for the machine and the plan that make a run cheapest or smallest.
+    """Search for the fastest plan that fits. Ctrl-C ends the search and keeps the best so far.
 
-    Ctrl-C ends the search and keeps the best so far.
+    With an objective, terms of a run or numbers of nodes: for the machine, the batch and the plan that are best for it.
     """
     check_output(out, (".json",))
     check_progress(progress)

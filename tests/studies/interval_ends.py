@@ -21,8 +21,11 @@ from meshwise.strategies.plan.framework import ENTRIES
 COVERAGE = 0.9
 """Fraction of runs that should be inside their intervals."""
 
-LEVELS = tuple(round(0.9 + 0.01 * step, 2) for step in range(11))
-"""Levels of quantiles that are tried, from the promised coverage to the range of all runs."""
+LEVELS = tuple(round(0.9 + 0.01 * step, 2) for step in range(11)) + tuple(
+    round(1.1 + 0.1 * step, 1) for step in range(20)
+)
+"""Levels of quantiles that are tried, from the promised coverage to the range of all runs, and above 1 that range times
+the level: the runs of few publishers do not reach as far as those of the next."""
 
 FEWEST_RUNS = 10
 """Runs from which a publisher has a voice: fewer tell one plan's error, not a publisher's."""
@@ -66,9 +69,16 @@ def find_quantile(deviations: Sequence[Deviation], fraction: float) -> float:
 
 
 def find_ends(deviations: Sequence[Deviation], level: float) -> tuple[float, float]:
-    """Return the ends between which deviations with ``level`` of the weight lie, as much outside at either end."""
-    tail = (1.0 - level) / 2
-    return find_quantile(deviations, max(tail, 1e-9)), find_quantile(deviations, 1.0 - tail)
+    """Return the ends between which deviations with ``level`` of the weight lie, as much outside at either end.
+
+    Above 1 they are those of all deviations times the level:
+
+    >>> find_ends([Deviation(-0.1, "a"), Deviation(0.2, "b")], 2.0)
+    (-0.2, 0.4)
+    """
+    tail = max(1.0 - level, 0.0) / 2
+    factor = max(level, 1.0)
+    return factor * find_quantile(deviations, max(tail, 1e-9)), factor * find_quantile(deviations, 1.0 - tail)
 
 
 def leave_publishers_out(deviations: Sequence[Deviation], level: float) -> dict[str, float]:

@@ -104,17 +104,18 @@ class BestFirst:
         Whether the search begins with known plans (`meshwise.strategies.search.starts`, and those of the space) and a
         descent from the best of them: a good plan lets bounds drop most of a space at once.
     cutoff
-        Step time in seconds from which plans are not looked for. Where none is faster, this is proven.
+        Step time in seconds from which plans are not looked for; ``None`` for none. Where no plan is faster, this is
+        proven.
     """
 
     name: ClassVar[str] = "best_first"
 
     starts: bool = True
-    cutoff: float = inf
+    cutoff: float | None = None
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the most promising plans, and proofs of how fast any plan can be; return the last proof."""
-        state = BestFirstSearch(problem, costs, Incumbent(self.cutoff))
+        state = BestFirstSearch(problem, costs, Incumbent(inf if self.cutoff is None else self.cutoff))
         return (yield from state.search(space, starts=self.starts))
 
 

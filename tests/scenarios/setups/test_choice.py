@@ -1,0 +1,117 @@
+"""The best setup is that of an enumeration of all plans on every machine and batch."""
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwise.scenarios.loader import load
+from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.setups.choice import State, choose_setup
+from meshwise.scenarios.setups.question import Question, resize
+from meshwise.strategies.search.objective import Bill, Objective
+
+SMALL = """
+name: small
+model: {transformer: {layers: 4, hidden: 2048, heads: 16, ffn: 8192, vocab: 4096}}
+training: {global_batch: 32, sequence: 1024, precision: bf16, optimizer: adamw}
+cluster: {preset: dgx-a100-80gb, nodes: 2, devices_per_node: 2}
+search: {space: {core: true, recompute: [none], microbatch: [1, 4, 16]}}
+"""
+TOKENS = 1e8
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Scenario:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return load(str(path))
+
+
+def enumerate_bills(scenario: Scenario, question: Question) -> list[Bill]:
+    """Return the bill of the fastest plan of every setup that keeps the terms, by enumeration of all plans."""
+    terms, bills = question.make_terms(scenario), []
+    for setup in question.list_setups(scenario):
+        best = setup.scenario.search("exhaustive").best
+        assert best is not None
+        bills.append(terms.write_bill(setup.rates, setup.batch, best.evaluation.step_time))
+    return [bill for bill in bills if terms.is_met(bill)]
+
+
+DAY = 86400.0
+QUESTIONS: list[dict[str, Any]] = [
+    {"objective": Objective.TIME},
+    {"objective": Objective.COST, "price": 2.0},
+    {"objective": Objective.ENERGY},
+    {"objective": Objective.DEVICES},
+    {"objective": Objective.DEVICES, "deadline": 0.9},
+    {"objective": Objective.COST, "price": 2.0, "deadline": 0.9},
+    {"objective": Objective.TIME, "price": 2.0, "budget": 1.2},
+    {"objective": Objective.TIME, "batches": (16, 32, 64)},
+    {"objective": Objective.COST, "price": 1.0, "batches": (16, 64), "critical_batch": 32768.0},
+    {"objective": Objective.ENERGY, "batches": (8, 32), "critical_batch": 16384.0, "deadline": 0.8},
+]
+"""Deadlines and budgets are fractions of what the scenario's own machine takes."""
+
+
+@pytest.mark.parametrize("fields", QUESTIONS, ids=[f"{number}" for number in range(len(QUESTIONS))])
+def test_the_choice_is_that_of_an_enumeration(scenario: Scenario, fields: dict[str, Any]) -> None:
+    question = Question(**({"nodes": (1, 2, 4), "tokens": TOKENS} | fields | {"deadline": inf, "budget": inf}))
+    own = enumerate_bills(scenario, replace(question, nodes=(2,), batches=()))[0]
+    question = replace(
+        question,
+        deadline=fields.get("deadline", inf) * own.seconds,
+        budget=fields.get("budget", inf) * (own.cost or 1.0),
+    )
+    expected = min(enumerate_bills(scenario, question), key=lambda bill: bill.rank(question.objective))
+    choice = choose_setup(scenario, question, seconds=None)
+    assert choice.best is not None and choice.best.bill is not None and choice.gap == pytest.approx(0.0, abs=1e-9)
+    assert choice.best.bill.rank(question.objective) == pytest.approx(expected.rank(question.objective), rel=1e-9)
+    assert all(answer.state is not State.OPEN for answer in choice.answers)
+
+
+def test_terms_that_nothing_keeps_name_the_nearest_setup(scenario: Scenario) -> None:
+    question = Question(Objective.DEVICES, nodes=(1, 2), tokens=TOKENS, deadline=1e-3)
+    choice = choose_setup(scenario, question, seconds=None)
+    assert choice.best is None and choice.nearest is not None and choice.nearest.setup.nodes == 2
+    assert {answer.state for answer in choice.answers} == {State.MISSES_TERMS} and choice.lower_bound == inf
+
+
+def test_without_an_objective_every_setup_has_its_own_best_plan(scenario: Scenario) -> None:
+    question = Question(nodes=(1, 2, 4), tokens=TOKENS, compares=True)
+    choice = choose_setup(scenario, question, seconds=None)
+    for answer in choice.answers:
+        best = answer.setup.scenario.search("exhaustive").best
+        assert answer.best is not None and best is not None
+        assert answer.best.evaluation.step_time == best.evaluation.step_time
+
+
+def test_a_machine_that_is_resized_keeps_its_margin_and_drops_its_plan(scenario: Scenario) -> None:
+    larger = resize(scenario, 4, 64)
+    assert (larger.problem.cluster.num_nodes, larger.problem.training.global_batch, larger.plan) == (4, 64, None)
+    assert larger.problem.memory_margin == scenario.problem.memory_margin
+    assert resize(scenario, 2, 32) is scenario
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"objective": Objective.COST}, "price: minimize cost needs the price of a device-hour"),
+        ({"budget": 10.0, "tokens": 1e9}, "price: a budget needs the price"),
+        ({"deadline": DAY}, "tokens: a deadline is about a whole run"),
+        ({"tokens": 0.0}, "tokens is more than 0, met 0"),
+        ({"price": -1.0}, "price is more than 0, met -1"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_what_it_lacks(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Question(**fields)
+
+
+def test_energy_of_an_accelerator_without_a_figure_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.yaml"
+    path.write_text(SMALL.replace("dgx-a100-80gb", "local-cpu").replace("bf16", "fp32"))
+    with pytest.raises(ValueError, match="minimize energy: the catalog has no power of CPU core"):
+        Question(Objective.ENERGY).list_setups(load(str(path)))
