@@ -71,14 +71,17 @@ def find_quantile(deviations: Sequence[Deviation], fraction: float) -> float:
 def find_ends(deviations: Sequence[Deviation], level: float) -> tuple[float, float]:
     """Return the ends between which deviations with ``level`` of the weight lie, as much outside at either end.
 
-    Above 1 they are those of all deviations times the level:
+    Above 1 they are those of all deviations, each farther out by the level:
 
     >>> find_ends([Deviation(-0.1, "a"), Deviation(0.2, "b")], 2.0)
     (-0.2, 0.4)
+    >>> find_ends([Deviation(0.1, "a"), Deviation(0.2, "b")], 2.0)
+    (0.05, 0.4)
     """
     tail = max(1.0 - level, 0.0) / 2
     factor = max(level, 1.0)
-    return factor * find_quantile(deviations, max(tail, 1e-9)), factor * find_quantile(deviations, 1.0 - tail)
+    low, high = find_quantile(deviations, max(tail, 1e-9)), find_quantile(deviations, 1.0 - tail)
+    return low * factor if low < 0 else low / factor, high * factor if high > 0 else high / factor
 
 
 def leave_publishers_out(deviations: Sequence[Deviation], level: float) -> dict[str, float]:

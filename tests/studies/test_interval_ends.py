@@ -47,7 +47,7 @@ def test_a_publisher_that_is_left_out_is_judged_by_the_others() -> None:
 @given(DEVIATIONS, st.sampled_from(LEVELS))
 def test_a_higher_level_covers_no_less(rows: list[Deviation], level: float) -> None:
     low, high = find_ends(rows, level)
-    lower, higher = find_ends(rows, 1.0)
+    lower, higher = find_ends(rows, max(LEVELS))
     assert lower <= low <= high <= higher
     assert LEVELS[0] <= choose_level(rows) <= LEVELS[-1]
 
