@@ -17,6 +17,7 @@ from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search.descent import is_simulated_soon
 from meshwise.strategies.search.space import neighbours
 
 TOLERANCE = 0.005
@@ -81,7 +82,8 @@ def _list_neighbours(
     layout = recover_layout(problem, best.plan)
     if complete(problem, layout) != best.plan:  # stages were divided by a search of their own
         return
-    plans = [complete(problem, neighbour) for neighbour in neighbours(problem, scenario.make_space(), layout)]
+    near = (other for other in neighbours(problem, scenario.make_space(), layout) if is_simulated_soon(problem, other))
+    plans = [complete(problem, other) for other in near]
     bounds = {plan: costs.plan_bound(plan) for plan in plans}
     promising = sorted((plan for plan in bounds if bounds[plan] <= limit), key=bounds.__getitem__)
     for plan in islice((plan for plan in promising if costs.fits(plan)), MAX_NEIGHBOURS):

@@ -68,6 +68,7 @@ from meshwise.scenarios.launches import (
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
+from meshwise.scenarios.ties import Tie, find_tie
 from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.uncertainty import format_limit
@@ -87,6 +88,9 @@ LEAST_RESERVE = 2.0
 
 LATE = 0.5
 """Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
+
+TIE_SECONDS = 2.0
+"""Most seconds to look for a plan that is as fast as the best and takes less."""
 
 _NONE_RUNNABLE = "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
 
@@ -204,6 +208,7 @@ def search(
     # without a limit, what follows gets its own time from now on
     time_left = start_timer(SEARCH_SECONDS) if limit is None else time_left
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
+    answer.add_tie(time_left)
     answer.add_trainers(time_left, budget, out)
     if robust is not None:
         answer.add_robust(robust, out_of_memory, time_left, keep)
@@ -229,6 +234,18 @@ class _Answer:
         self.runnable_time = 0.0
         self.runnable_file: str | None = None
         self.robust_plan: Plan | None = None
+        self.tie: Tie | None = None
+
+    def add_tie(self, time_left: TimeLeft) -> None:
+        """Add the plan that is as fast as the best one and takes less, where there is one."""
+        best = self.result.best
+        if best is not None and not self.interrupted and self.result.certificate is None:
+            own_time = start_timer(TIE_SECONDS)
+            try:
+                self.tie = find_tie(self.value, best, self.result.trials, lambda: min(time_left() - GRACE, own_time()))
+            except KeyboardInterrupt:
+                self.interrupted = True
+        self.document["tie"] = None if self.tie is None else asdict(self.tie) | {"plan": self.tie.plan.to_json()}
 
     def add_trainers(self, time_left: TimeLeft, budget: int | None, out: str | None) -> None:
         """Add the trainers in which the best plan runs, and where it fits in none, the fastest plan that does.
@@ -300,6 +317,8 @@ class _Answer:
         forecast, limit = forecast_plan(problem, best.plan), format_limit(find_risk_limit(problem))
         yield "reserved", f"{format_size(forecast.reserved)}, and {format_size(forecast.device)} of the device"
         yield "out of memory", f"with a probability of {forecast.out_of_memory:.1%} ({limit})"
+        if self.tie is not None:
+            yield "as fast", self.tie.describe()
         yield "runs in", describe_launches(self.places)
         if needs_runnable(value, self.places):
             yield "fastest to run", _NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
