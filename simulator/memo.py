@@ -6,9 +6,10 @@ lacks. Arguments are frozen values: those that stand for a plan are made in
 reads. Functions of values alone, as those of schedules, are kept by ``functools.lru_cache``.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from meshwise.simulator.brief import format_items
 
@@ -65,6 +66,36 @@ def remember_latest(
         return latest[1]
 
     return cast(Callable[Concatenate[Owner, Arguments], Result], wraps(method)(look_up))
+
+
+class LatestResults(Generic[Result]):
+    """Results by key, those used last, as many as have ``max_bytes`` in all.
+
+    >>> squares = LatestResults(max_bytes=16)
+    >>> [squares.look_up(number, lambda: (number * number, 8)) for number in (1, 2, 3)]
+    [1, 4, 9]
+    >>> list(squares)
+    [2, 3]
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._results: OrderedDict[Any, tuple[Result, int]] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._results)
+
+    def look_up(self, key: Any, work_out: Callable[[], tuple[Result, int]]) -> Result:
+        """Return the result of a key; ``work_out`` returns it with its bytes where it is not kept."""
+        if key in self._results:
+            self._results.move_to_end(key)
+            return self._results[key][0]
+        result, size = work_out()
+        self._results[key] = result, size
+        self.num_bytes += size
+        while self.num_bytes > self.max_bytes and self._results:
+            self.num_bytes -= self._results.popitem(last=False)[1][1]
+        return result
 
 
 class HashedTuple(tuple[Item, ...]):

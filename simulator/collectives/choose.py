@@ -25,6 +25,7 @@ from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.interconnect.routes import BoolArray, IntArray
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.machine.topology import Mesh, Torus
+from meshwise.simulator.memo import LatestResults
 
 _SHARDED_ALGORITHMS = (Algorithm.RING, Algorithm.IN_SWITCH, Algorithm.HIERARCHICAL)
 _ALGORITHMS = {
@@ -74,7 +75,20 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
         raise ValueError(f"a send has 2 ranks, met {groups.shape[1]}")
     if len(groups) == 1:
         return _cached_phases(cluster, collective, algorithm, tuple(groups[0].tolist()))
-    return _list_phases(cluster, collective, algorithm, groups)
+    key = cluster, collective, algorithm, groups.shape, groups.tobytes()
+    return _PHASES.look_up(key, lambda: _measure_phases(_list_phases(cluster, collective, algorithm, groups)))
+
+
+_PHASES: LatestResults[tuple[Phase, ...]] = LatestResults(max_bytes=2**27)
+"""Phases of many groups at once: the plans of a search have few different groups, and come back to them."""
+
+
+def _measure_phases(value: tuple[Phase, ...]) -> tuple[tuple[Phase, ...], int]:
+    """Return phases, which nobody may change from now on, and their bytes."""
+    arrays = [part for phase in value for part in phase if isinstance(part, np.ndarray)]
+    for array in arrays:
+        array.flags.writeable = False
+    return value, sum(array.nbytes for array in arrays)
 
 
 # Arrays have no hash: single groups are cached as tuples.

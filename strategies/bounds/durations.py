@@ -207,13 +207,15 @@ class TickTables:
         """Return, for every stage, the ticks of a collective on each bucket, with ``size`` bytes an element."""
         kinds = self.list_buckets(stages, states)
         sites = list(zip(stages.kinds.kind_of, stages.positions, strict=True))
-        ticks = {
-            (kind, position): tuple(
-                _shared_ticks(machine, bucket.kind, collective, position, float(bucket.parameters * size))
-                for bucket in kinds[kind]
-            )
-            for kind, position in dict.fromkeys(sites)
-        }
+        ticks = {}
+        for kind, position in dict.fromkeys(sites):
+            keys = [(bucket.kind, bucket.parameters) for bucket in kinds[kind]]
+            # most buckets of a stage are alike
+            key_ticks = {
+                key: _shared_ticks(machine, key[0], collective, position, float(key[1] * size))
+                for key in dict.fromkeys(keys)
+            }
+            ticks[kind, position] = tuple(key_ticks[key] for key in keys)
         return tuple(ticks[site] for site in sites)
 
     def _list_tied_ticks(self, machine: Machine, stages: StageKey, states: StateKey) -> tuple[int, ...]:
