@@ -5,9 +5,13 @@ from math import inf
 
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Scenario
+from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog.power import list_powers
 from meshwise.strategies.search.objective import Objective, Rates, RunTerms
+
+MAX_TOKENS = 1e18
+"""Most tokens of a run: ten thousand times those of any run so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class Question:
         for name, value in (limits | {"budget": self.budget, "price": self.price}).items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is more than 0, met {value:g}")
+        if self.tokens is not None and self.tokens > MAX_TOKENS:
+            raise ValueError(f"tokens are at most {MAX_TOKENS:g}, met {self.tokens:g}; nearest: {MAX_TOKENS:g}")
 
     def make_terms(self, scenario: Scenario) -> RunTerms:
         """Return the terms of the run that a scenario trains."""
@@ -95,7 +101,14 @@ class Question:
         ValueError
             Where the machine has a size of its own, or energy is asked of an accelerator without a figure of power.
         """
-        own_nodes = scenario.problem.cluster.num_nodes
+        cluster = scenario.problem.cluster
+        own_nodes, devices = cluster.num_nodes, cluster.first_node.devices
+        most_nodes = max(self.nodes, default=own_nodes)
+        if most_nodes != own_nodes and most_nodes * devices > MAX_DEVICES:
+            raise ValueError(
+                f"nodes: {most_nodes:,} of {devices} devices are more than {MAX_DEVICES:,}; "
+                f"nearest: {MAX_DEVICES // devices:,}"
+            )
         return tuple(
             self._make_setup(resize(scenario, nodes, batch), nodes)
             for nodes in self.nodes or (own_nodes,)
@@ -123,7 +136,10 @@ def resize(scenario: Scenario, nodes: int, batch: int) -> Scenario:
     problem = scenario.problem
     if (nodes, batch) == (problem.cluster.num_nodes, problem.training.global_batch):
         return scenario
-    cluster = problem.cluster if nodes == problem.cluster.num_nodes else problem.cluster.with_size(nodes)
+    try:
+        cluster = problem.cluster if nodes == problem.cluster.num_nodes else problem.cluster.with_size(nodes)
+    except ValueError as error:
+        raise ValueError(f"nodes: {error}; its own: {problem.cluster.num_nodes}") from None
     resized_problem = replace(problem, cluster=cluster, training=replace(problem.training, global_batch=batch))
     if problem.memory_margin != 1.0:
         resized_problem = with_margin(resized_problem)

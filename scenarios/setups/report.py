@@ -33,12 +33,21 @@ def format_energy(kilowatt_hours: float | None) -> str:
     return f"{kilowatt_hours / 1000:.3g} MWh" if kilowatt_hours >= 1000 else f"{kilowatt_hours:.3g} kWh"
 
 
+def count_things(count: int, name: str) -> str:
+    """Return a count with its noun.
+
+    >>> count_things(1, "setup"), count_things(1200, "setup")
+    ('1 setup', '1,200 setups')
+    """
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
 def format_value(objective: Objective, bill: Bill) -> str:
     """Return the figure of a bill that an objective makes least, as text."""
     if objective is Objective.TIME:
         return format_duration(bill.seconds)
     if objective is Objective.DEVICES:
-        return f"{bill.devices:,} devices"
+        return count_things(bill.devices, "device")
     return format_money(bill.cost) if objective is Objective.COST else format_energy(bill.energy)
 
 
@@ -67,10 +76,12 @@ def list_best_lines(choice: Choice) -> Iterator[tuple[str, str]]:
     best, question = choice.best, choice.question
     assert best is not None and best.best is not None and best.bill is not None
     bill, training = best.bill, best.setup.scenario.problem.training
-    yield "best setup", f"{best.setup.nodes:,} nodes, {bill.devices:,} devices, batch {training.global_batch:,}"
+    sizes = count_things(best.setup.nodes, "node"), count_things(bill.devices, "device")
+    yield "best setup", f"{', '.join(sizes)}, batch {training.global_batch:,}"
     yield "best plan", best.best.plan.describe()
     yield "step time", format_time(bill.step_time)
-    yield "run", f"{bill.steps:,.0f} steps, {format_duration(bill.seconds)}{_describe_goodput(bill)}"
+    if question.tokens is not None:
+        yield "run", f"{bill.steps:,.0f} steps, {format_duration(bill.seconds)}{_describe_goodput(bill)}"
     if bill.cost is not None:
         yield "cost", format_money(bill.cost)
     if bill.energy is not None:
@@ -89,8 +100,8 @@ def describe_gap(choice: Choice) -> str:
     if choice.gap is None:
         return "none known"
     if choice.gap <= 1e-9:
-        return f"proven best of {len(choice.answers)} setups"
-    rest = f"; {num_open} of {len(choice.answers)} setups are open" if num_open else ""
+        return f"proven best of {count_things(len(choice.answers), 'setup')}"
+    rest = f"; open: {num_open} of {count_things(len(choice.answers), 'setup')}" if num_open else ""
     return f"{choice.gap:.1%}{rest}"
 
 
@@ -98,12 +109,12 @@ def describe_misfit(choice: Choice) -> str:
     """Return why no setup keeps the terms, and which comes nearest."""
     terms, nearest = choice.terms, choice.nearest
     if nearest is None or nearest.bill is None:
-        return f"nothing fits on any of {len(choice.answers)} setups"
+        return f"no plan fits on any of {count_things(len(choice.answers), 'setup')}"
     met = format_duration(nearest.bill.seconds)
     money = "" if nearest.bill.cost is None else f" and {format_money(nearest.bill.cost)}"
     return (
-        f"no plan of {len(choice.answers)} setups keeps {_describe_terms(terms)}; "
-        f"nearest: {nearest.setup.nodes:,} nodes, {met}{money}"
+        f"no plan of {count_things(len(choice.answers), 'setup')} keeps {_describe_terms(terms)}; "
+        f"nearest: {count_things(nearest.setup.nodes, 'node')}, {met}{money}"
     )
 
 
