@@ -12,6 +12,8 @@ import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
+from meshwise.scenarios.choices.robust_choice import check_robust, choose_robust
+from meshwise.scenarios.choices.ties import Tie, find_tie
 from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
 from meshwise.scenarios.commands.options import (
     Brave,
@@ -66,9 +68,7 @@ from meshwise.scenarios.launches import (
     seeks_trainer,
 )
 from meshwise.scenarios.memory_forecast import forecast_plan
-from meshwise.scenarios.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
-from meshwise.scenarios.ties import Tie, find_tie
 from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.uncertainty import format_limit

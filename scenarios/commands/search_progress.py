@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from meshwise.scenarios.choices.question import Setup
 from meshwise.scenarios.console import Ticker
-from meshwise.scenarios.setups.question import Setup
 from meshwise.simulator.units import format_duration, format_time
 from meshwise.strategies.search.driver import Progress
 from meshwise.strategies.search.objective import Bill

@@ -7,19 +7,19 @@ from math import inf
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
-from meshwise.scenarios.commands.search_progress import tell_setup
-from meshwise.scenarios.console import DONE, FAILED, NOTHING_FITS, emit, list_remarks, note, print_rows, print_table
-from meshwise.scenarios.files.results import write
-from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.setups.choice import Choice, State, choose_setup
-from meshwise.scenarios.setups.question import Question
-from meshwise.scenarios.setups.report import (
+from meshwise.scenarios.choices.question import Question
+from meshwise.scenarios.choices.report import (
     HEADER,
     describe_misfit,
     list_best_lines,
     list_rows,
     to_document,
 )
+from meshwise.scenarios.choices.setup_choice import Choice, State, choose_setup
+from meshwise.scenarios.commands.search_progress import tell_setup
+from meshwise.scenarios.console import DONE, FAILED, NOTHING_FITS, emit, list_remarks, note, print_rows, print_table
+from meshwise.scenarios.files.results import write
+from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.units import Dimension, parse
 from meshwise.strategies.search.objective import Objective
 

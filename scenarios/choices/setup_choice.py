@@ -11,8 +11,8 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from meshwise.scenarios.choices.question import Question, Setup
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.setups.question import Question, Setup
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.search.driver import FINISHED, Progress, SearchResult

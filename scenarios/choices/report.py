@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from meshwise.scenarios.setups.choice import Choice, SetupAnswer, State
+from meshwise.scenarios.choices.setup_choice import Choice, SetupAnswer, State
 from meshwise.simulator.units import format_duration, format_time
 from meshwise.strategies.search.objective import Bill, Objective, RunTerms
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from meshwise.scenarios.choices.question import Question, resize
+from meshwise.scenarios.choices.setup_choice import State, choose_setup
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.scenario import Scenario
-from meshwise.scenarios.setups.choice import State, choose_setup
-from meshwise.scenarios.setups.question import Question, resize
 from meshwise.strategies.search.objective import Bill, Objective
 
 SMALL = """
