@@ -9,6 +9,7 @@ reads. Functions of values alone, as those of schedules, are kept by ``functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import wraps
+from threading import Lock
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from meshwise.simulator.brief import format_items
@@ -81,20 +82,24 @@ class LatestResults(Generic[Result]):
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0
         self._results: OrderedDict[Any, tuple[Result, int]] = OrderedDict()
+        self._lock = Lock()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._results)
 
     def look_up(self, key: Any, work_out: Callable[[], tuple[Result, int]]) -> Result:
         """Return the result of a key; ``work_out`` returns it with its bytes where it is not kept."""
-        if key in self._results:
-            self._results.move_to_end(key)
-            return self._results[key][0]
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return self._results[key][0]
         result, size = work_out()
-        self._results[key] = result, size
-        self.num_bytes += size
-        while self.num_bytes > self.max_bytes and self._results:
-            self.num_bytes -= self._results.popitem(last=False)[1][1]
+        with self._lock:
+            if key not in self._results and size <= self.max_bytes:
+                self._results[key] = result, size
+                self.num_bytes += size
+                while self.num_bytes > self.max_bytes:
+                    self.num_bytes -= self._results.popitem(last=False)[1][1]
         return result
 
 

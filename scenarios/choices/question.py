@@ -10,6 +10,9 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog.power import list_powers
 from meshwise.strategies.search.objective import Objective, Rates, RunTerms
 
+MAX_SETUPS = 1000
+"""Most setups of one question."""
+
 MAX_TOKENS = 1e18
 """Most tokens of a run: ten thousand times those of any run so far."""
 
@@ -91,6 +94,8 @@ class Question:
         training = scenario.problem.training
         batch = float(training.global_batch * training.sequence)
         tokens = batch if self.tokens is None else self.tokens
+        if tokens < batch:
+            raise ValueError(f"tokens are at least those of a batch, {batch:,.0f}, met {tokens:,.0f}")
         return RunTerms(tokens, batch, self.critical_batch, self.deadline, self.budget)
 
     def list_setups(self, scenario: Scenario) -> tuple[Setup, ...]:
@@ -101,6 +106,9 @@ class Question:
         ValueError
             Where the machine has a size of its own, or energy is asked of an accelerator without a figure of power.
         """
+        num_setups = max(len(self.nodes), 1) * max(len(self.batches), 1)
+        if num_setups > MAX_SETUPS:
+            raise ValueError(f"nodes and batches make at most {MAX_SETUPS} setups, met {num_setups:,}")
         cluster = scenario.problem.cluster
         own_nodes, devices = cluster.num_nodes, cluster.first_node.devices
         most_nodes = max(self.nodes, default=own_nodes)

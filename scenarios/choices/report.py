@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from meshwise.scenarios.choices.setup_choice import Choice, SetupAnswer, State
-from meshwise.simulator.units import format_duration, format_time
+from meshwise.scenarios.intervals import find_step_interval
+from meshwise.scenarios.launches import describe_launches, list_launches
+from meshwise.scenarios.memory_forecast import forecast_plan
+from meshwise.simulator.units import format_duration, format_size, format_time
 from meshwise.strategies.search.objective import Bill, Objective, RunTerms
 
 HEADER = ("nodes", "devices", "batch", "step time", "bound", "run", "cost", "energy", "state")
@@ -57,37 +61,48 @@ def list_rows(choice: Choice) -> list[tuple[str, ...]]:
 
 
 def _list_cells(answer: SetupAnswer) -> tuple[str, ...]:
+    """Return the cells of a setup; figures of a plan that is not proven to be its best are upper bounds: ``<=``."""
     bill, setup = answer.bill, answer.setup
     sizes = (f"{setup.nodes:,}", f"{setup.rates.devices:,}", f"{setup.scenario.problem.training.global_batch:,}")
-    times = (
-        "-" if bill is None else format_time(bill.step_time),
-        "-" if answer.bound == float("inf") else format_time(answer.bound),
-    )
-    figures = (
-        ("-",) * 3
-        if bill is None
-        else (format_duration(bill.seconds), format_money(bill.cost), format_energy(bill.energy))
-    )
-    return (*sizes, *times, *figures, str(answer.state))
+    bound = "-" if answer.bound == inf else format_time(answer.bound)
+    if bill is None:
+        return (*sizes, "-", bound, "-", "-", "-", str(answer.state))
+    sign = "" if bill.step_time <= answer.bound * (1 + 1e-9) else "<= "
+    figures = format_duration(bill.seconds), format_money(bill.cost), format_energy(bill.energy)
+    cells = (figure if figure == "-" else sign + figure for figure in figures)
+    return (*sizes, sign + format_time(bill.step_time), bound, *cells, str(answer.state))
 
 
-def list_best_lines(choice: Choice) -> Iterator[tuple[str, str]]:
-    """Yield the lines about the best setup."""
+def list_best_lines(choice: Choice, pricing: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines about the best setup; ``pricing`` says whose conventions price its plan."""
     best, question = choice.best, choice.question
     assert best is not None and best.best is not None and best.bill is not None
-    bill, training = best.bill, best.setup.scenario.problem.training
+    bill, scenario, plan = best.bill, best.setup.scenario, best.best.plan
     sizes = count_things(best.setup.nodes, "node"), count_things(bill.devices, "device")
-    yield "best setup", f"{', '.join(sizes)}, batch {training.global_batch:,}"
-    yield "best plan", best.best.plan.describe()
-    yield "step time", format_time(bill.step_time)
+    yield "best setup", f"{', '.join(sizes)}, batch {scenario.problem.training.global_batch:,}"
+    yield "priced as", pricing
+    yield "best plan", plan.describe()
+    low, high = find_step_interval(scenario.problem, bill.step_time, scenario.assumptions)
+    ends = f"{format_time(low)} to {format_time(high)}"
+    yield "step time", f"{format_time(bill.step_time)}; 90 % of steps like it take {ends}"
     if question.tokens is not None:
-        yield "run", f"{bill.steps:,.0f} steps, {format_duration(bill.seconds)}{_describe_goodput(bill)}"
+        tokens = bill.steps * best.setup.batch
+        yield "run", f"{bill.steps:,.0f} steps, {tokens:.4g} tokens, {_describe_span(bill, low, high)}"
     if bill.cost is not None:
         yield "cost", format_money(bill.cost)
     if bill.energy is not None:
         yield "energy", f"{format_energy(bill.energy)} at most, of the accelerators alone"
+    forecast = forecast_plan(scenario.problem, plan)
+    yield "memory", f"{format_size(forecast.device)} of a device; out of memory with {forecast.out_of_memory:.1%}"
+    yield "runs in", describe_launches(list_launches(scenario, plan))
     yield "objective", f"{question.objective}: {format_value(question.objective, bill)}"
     yield "gap", describe_gap(choice)
+
+
+def _describe_span(bill: Bill, low: float, high: float) -> str:
+    """Return how long a run takes, and between what for the ends of the interval of a step."""
+    ends = [format_duration(bill.seconds * end / bill.step_time) for end in (low, high)]
+    return f"{format_duration(bill.seconds)} ({ends[0]} to {ends[1]}){_describe_goodput(bill)}"
 
 
 def _describe_goodput(bill: Bill) -> str:
@@ -96,33 +111,41 @@ def _describe_goodput(bill: Bill) -> str:
 
 def describe_gap(choice: Choice) -> str:
     """Return in words what is proven of the best setup."""
+    best, num_setups = choice.best, count_things(len(choice.answers), "setup")
     num_open = sum(answer.state is State.OPEN for answer in choice.answers)
-    if choice.gap is None:
+    if choice.gap is None or best is None:
         return "none known"
-    if choice.gap <= 1e-9:
-        return f"proven best of {count_things(len(choice.answers), 'setup')}"
-    rest = f"; open: {num_open} of {count_things(len(choice.answers), 'setup')}" if num_open else ""
-    return f"{choice.gap:.1%}{rest}"
+    rest = f"; open: {num_open} of {num_setups}" if num_open else ""
+    if choice.gap > 1e-9:
+        failures = ", without failures in the bound" if best.bill is not None and best.bill.goodput < 1 else ""
+        return f"{choice.gap:.1%}{failures}{rest}"
+    if num_open or not best.is_settled:
+        return f"no setup has less {choice.question.objective}; as much may take less time{rest}"
+    return f"proven best of {num_setups}"
 
 
 def describe_misfit(choice: Choice) -> str:
     """Return why no setup keeps the terms, and which comes nearest."""
     terms, nearest = choice.terms, choice.nearest
-    if nearest is None or nearest.bill is None:
-        return f"no plan fits on any of {count_things(len(choice.answers), 'setup')}"
-    met = format_duration(nearest.bill.seconds)
-    money = "" if nearest.bill.cost is None else f" and {format_money(nearest.bill.cost)}"
-    return (
-        f"no plan of {count_things(len(choice.answers), 'setup')} keeps {_describe_terms(terms)}; "
-        f"nearest: {count_things(nearest.setup.nodes, 'node')}, {met}{money}"
-    )
+    num_setups = count_things(len(choice.answers), "setup")
+    if all(answer.state is State.NOTHING_FITS for answer in choice.answers):
+        return f"no plan fits on any of {num_setups}"
+    found = "" if nearest is None or nearest.bill is None else f"; nearest{_describe_nearest(nearest, nearest.bill)}"
+    if any(answer.state in (State.OPEN, State.SEARCHED) for answer in choice.answers):
+        return f"the time is over, and no plan that keeps {_describe_terms(terms)} was found yet{found}"
+    return f"no plan of {num_setups} keeps {_describe_terms(terms)}{found}"
+
+
+def _describe_nearest(nearest: SetupAnswer, bill: Bill) -> str:
+    money = "" if bill.cost is None else f" and {format_money(bill.cost)}"
+    return f": {count_things(nearest.setup.nodes, 'node')}, {format_duration(bill.seconds)}{money}"
 
 
 def _describe_terms(terms: RunTerms) -> str:
     words = []
-    if terms.deadline < float("inf"):
+    if terms.deadline < inf:
         words.append(f"the deadline of {format_duration(terms.deadline)}")
-    if terms.budget < float("inf"):
+    if terms.budget < inf:
         words.append(f"the budget of {format_money(terms.budget)}")
     return " and ".join(words) or "the memory"
 
@@ -131,7 +154,7 @@ def to_document(choice: Choice) -> dict[str, Any]:
     """Return a choice as JSON-ready data; times in s, sizes in byte, costs in US dollars, energy in kWh."""
     return {
         "objective": str(choice.question.objective),
-        "terms": asdict(choice.terms),
+        "terms": asdict(choice.terms) | {"price": choice.question.price},
         "best": None if choice.best is None else _answer_to_json(choice.best),
         "nearest": None if choice.best is not None or choice.nearest is None else _answer_to_json(choice.nearest),
         "setups": [_answer_to_json(answer) for answer in choice.answers],

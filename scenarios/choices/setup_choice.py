@@ -23,10 +23,15 @@ LEAST_SLICE = 1.0
 
 
 class State(StrEnum):
-    """What is known of a setup."""
+    """What is known of a setup; all but the best and open ones are proven.
+
+    ``searched`` is a setup whose fastest plan is known and is not the best, where failures leave the bound of its bill
+    too low to prove that no plan of it is.
+    """
 
     BEST = "best"
     WORSE = "worse"
+    SEARCHED = "searched"
     MISSES_TERMS = "misses the terms"
     NOTHING_FITS = "nothing fits"
     OPEN = "open"
@@ -106,6 +111,7 @@ def choose_setup(
     question: Question,
     seconds: float | None = 60.0,
     tell: Callable[[Setup, "Bill | None", Progress], None] = lambda setup, bill, progress: None,
+    keep: Callable[[SetupAnswer], None] = lambda answer: None,
 ) -> Choice:
     """Return the best setup of a scenario with its plan.
 
@@ -115,9 +121,19 @@ def choose_setup(
         Wall time at most; ``None`` for as long as the proof takes.
     tell
         Called with the setup that is searched, the best bill so far, and the progress of its search.
+    keep
+        Called with every new best setup.
+
+    Raises
+    ------
+    ValueError
+        Where ``seconds`` is not positive, the scenario pins operators, or the question cannot be asked of it.
     """
-    search = _SetupSearch(scenario, question, inf if seconds is None else seconds, tell)
-    return search.run()
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds are more than 0, met {seconds}")
+    if scenario.search_settings.pin:
+        raise ValueError("search.pin: setups are searched without pinned operators, met some; leave search.pin out")
+    return _SetupSearch(scenario, question, inf if seconds is None else seconds, tell, keep).run()
 
 
 @dataclass(slots=True)
@@ -128,6 +144,7 @@ class _SetupSearch:
     question: Question
     seconds: float
     tell: Callable[[Setup, Bill | None, Progress], None]
+    keep: Callable[[SetupAnswer], None]
     start: float = field(default_factory=time.monotonic)
     terms: RunTerms = field(init=False)
     answers: list[SetupAnswer] = field(init=False)
@@ -169,7 +186,7 @@ class _SetupSearch:
         # of setups with equal slices the one with the least bound is first
         queue = [(slice_seconds, self._bound_value(answer), index) for index, answer in enumerate(self.answers)]
         heapify(queue)
-        while queue and not self.interrupted and (self.seconds_left > 0 or self._has_no_plan(queue)):
+        while queue and not self.interrupted and self.seconds_left > 0:
             slice_seconds, _, index = heappop(queue)
             answer = self.answers[index]
             cutoff = self._find_cutoff(answer)
@@ -181,17 +198,21 @@ class _SetupSearch:
                 heappush(queue, (2 * slice_seconds, self._bound_value(answer), index))
 
     def _find_nearest(self) -> None:
-        """Search the setup that may come nearest to the terms, where none keeps them and none was searched."""
-        candidates = [answer for answer in self.answers if answer.bound < inf]
-        if candidates and all(answer.bill is None for answer in candidates):
-            nearest_answer = min(candidates, key=lambda answer: answer.bound / self._find_terms_cutoff(answer))
-            is_settled = nearest_answer.is_settled
-            self._search(nearest_answer, inf, min(max(self.seconds_left, LEAST_SLICE), NEAREST_SECONDS))
-            nearest_answer.is_settled = is_settled
+        """Search for the plan that comes nearest to terms that nothing keeps; one setup even if the time is over.
 
-    def _has_no_plan(self, queue: list[tuple[float, float, int]]) -> bool:
-        """Return whether no plan was found, and a setup of the queue was never searched: one more is."""
-        return self.best is None and any(self.answers[index].seconds == 0 for _, _, index in queue)
+        Setups are searched to the end by rising bound, until no other can come nearer.
+        """
+        candidates = [answer for answer in self.answers if answer.bound < inf]
+        for answer in sorted(candidates, key=self._find_least_excess):
+            excesses = [_find_excess(self.terms, other.bill) for other in self.answers if other.bill is not None]
+            is_over = self.seconds_left <= 0 and bool(excesses)
+            if self.interrupted or is_over or min(excesses, default=inf) <= self._find_least_excess(answer):
+                return
+            self._search(answer, inf, min(max(self.seconds_left, LEAST_SLICE), NEAREST_SECONDS))
+
+    def _find_least_excess(self, answer: SetupAnswer) -> float:
+        """Return by which factor all plans of a setup are above the terms."""
+        return answer.bound / self._find_terms_cutoff(answer)
 
     def _bound_value(self, answer: SetupAnswer) -> float:
         """Return what no plan of a setup can be below, in the figure of the objective."""
@@ -200,10 +221,14 @@ class _SetupSearch:
 
     def _find_cutoff(self, answer: SetupAnswer) -> float:
         """Return the step time from which no plan of a setup keeps the terms or is better than the best."""
-        is_rival = self.best is not None and self.best is not answer and not self.question.compares
-        best = self.best.bill if self.best is not None and is_rival else None
-        cutoff = self.terms.find_cutoff(answer.setup.rates, answer.setup.batch, self.question.objective, best)
+        is_rival = self.best is not answer and not self.question.compares
+        cutoff = self._find_rival_cutoff(answer) if is_rival else self._find_terms_cutoff(answer)
         return min(cutoff, inf if answer.best is None else answer.best.evaluation.step_time)
+
+    def _find_rival_cutoff(self, answer: SetupAnswer) -> float:
+        """Return the step time from which no plan of a setup is better than the best of another."""
+        best = None if self.best is None else self.best.bill
+        return self.terms.find_cutoff(answer.setup.rates, answer.setup.batch, self.question.objective, best)
 
     def _find_terms_cutoff(self, answer: SetupAnswer) -> float:
         """Return the step time from which no plan of a setup keeps the terms."""
@@ -244,6 +269,7 @@ class _SetupSearch:
         objective = self.question.objective
         if self.best is None or self.best.bill is None or bill.rank(objective) < self.best.bill.rank(objective):
             self.best = answer
+            self.keep(answer)
 
     def _write_bill(self, setup: Setup, best: Trial) -> Bill:
         """Return what the run takes with a plan, with its failures and checkpoints where the scenario has some."""
@@ -271,10 +297,10 @@ class _SetupSearch:
                 answer.state = State.NOTHING_FITS
             elif answer.bound >= self._find_terms_cutoff(answer):
                 answer.state = State.MISSES_TERMS
-            elif answer.is_settled or answer.bound >= self._find_cutoff(answer):
+            elif answer.bound >= self._find_rival_cutoff(answer):
                 answer.state = State.WORSE
             else:
-                answer.state = State.OPEN
+                answer.state = State.SEARCHED if answer.is_settled else State.OPEN
 
 
 NO_LIMIT = 1e9

@@ -6,7 +6,7 @@ time decides nothing.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory
 from meshwise.scenarios.scenario import Scenario
@@ -24,10 +24,13 @@ TOLERANCE = 0.005
 """Fraction of the step time by which a plan may be slower and still counts as fast."""
 
 RISK_STEP = 0.005
-"""Probabilities of lacking memory that differ by less are alike."""
+"""To multiples of this probabilities of lacking memory are rounded before they are compared."""
 
 MEMORY_STEP = 0.02
-"""Fraction of the memory of the best plan by which two plans have to differ in memory; below it they are alike."""
+"""To multiples of this fraction of the best plan's memory that of others is rounded before it is compared."""
+
+MAX_TRIALS = 20
+"""Plans as fast as the best of which the memory is replayed."""
 
 MAX_NEIGHBOURS = 16
 """Plans one decision away from the best that are simulated, those with the least bounds."""
@@ -63,7 +66,9 @@ def find_tie(scenario: Scenario, best: Trial, trials: Iterable[Trial], time_left
     ranked = {trial.plan: trial for trial in candidates if trial.plan != best.plan}
     best_forecast = forecast_memory(costs, best.plan)
     best_key, choice = _rank(best.plan, best_forecast, best_forecast.device), None
-    for trial in ranked.values():
+    for trial in islice(ranked.values(), MAX_TRIALS):
+        if time_left() <= 0:
+            break
         forecast = forecast_memory(costs, trial.plan)
         key = _rank(trial.plan, forecast, best_forecast.device)
         if forecast.fits and key < best_key:
@@ -83,8 +88,8 @@ def _list_neighbours(
     if complete(problem, layout) != best.plan:  # stages were divided by a search of their own
         return
     near = (other for other in neighbours(problem, scenario.make_space(), layout) if is_simulated_soon(problem, other))
-    plans = [complete(problem, other) for other in near]
-    bounds = {plan: costs.plan_bound(plan) for plan in plans}
+    plans = (complete(problem, other) for other in near)
+    bounds = {plan: costs.plan_bound(plan) for plan in takewhile(lambda plan: time_left() > 0, plans)}
     promising = sorted((plan for plan in bounds if bounds[plan] <= limit), key=bounds.__getitem__)
     for plan in islice((plan for plan in promising if costs.fits(plan)), MAX_NEIGHBOURS):
         if time_left() <= 0:

@@ -183,7 +183,9 @@ def search(
             robust=robust,
             report=report,
         )
-        search_setups(value, question, value.limit_seconds(None, seconds), out, as_json=as_json, progress=progress)
+        setup_seconds = value.limit_seconds(None, seconds)
+        setup_seconds = SEARCH_SECONDS if setup_seconds is None else setup_seconds
+        search_setups(value, question, setup_seconds, out, as_json=as_json, progress=progress)
         return
     keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
     time_left = start_timer(limit)

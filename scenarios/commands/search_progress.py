@@ -71,18 +71,18 @@ def _print_line(document: dict[str, Any]) -> None:
     print(json.dumps(document), file=sys.stderr, flush=True)
 
 
-def tell_setup(kind: str | None) -> Callable[[Setup, Bill | None, Progress], None]:
-    """Return a callback that tells which setup is searched, and how far."""
-    ticker = Ticker()
+def tell_setup(kind: str | None, ticker: Ticker) -> Callable[[Setup, Bill | None, Progress], None]:
+    """Return a callback that tells which setup is searched, and how far; times are those of the setup's search."""
 
     def tell(setup: Setup, best: Bill | None, progress: Progress) -> None:
         batch = setup.scenario.problem.training.global_batch
         if kind == JSON:
-            _print_line({"nodes": setup.nodes, "global_batch": batch} | to_document(progress))
+            figures = None if best is None else {"devices": best.devices, "seconds": best.seconds, "cost": best.cost}
+            _print_line({"nodes": setup.nodes, "global_batch": batch, "best_setup": figures} | to_document(progress))
         else:
             best_text = (
                 "" if best is None else f", best so far {best.devices:,} devices, {format_duration(best.seconds)}"
             )
-            ticker(f"{setup.nodes:,} nodes, batch {batch:,}: {describe_progress(progress)[:60]}{best_text}")
+            ticker(f"{setup.nodes:,} nodes, batch {batch:,}: {describe_progress(progress)}{best_text}")
 
     return tell

@@ -7,7 +7,7 @@ from math import inf
 import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
-from meshwise.scenarios.choices.question import Question
+from meshwise.scenarios.choices.question import MAX_SETUPS, Question
 from meshwise.scenarios.choices.report import (
     HEADER,
     describe_misfit,
@@ -15,18 +15,27 @@ from meshwise.scenarios.choices.report import (
     list_rows,
     to_document,
 )
-from meshwise.scenarios.choices.setup_choice import Choice, State, choose_setup
-from meshwise.scenarios.commands.search_progress import tell_setup
-from meshwise.scenarios.console import DONE, FAILED, NOTHING_FITS, emit, list_remarks, note, print_rows, print_table
+from meshwise.scenarios.choices.setup_choice import Choice, SetupAnswer, State, choose_setup
+from meshwise.scenarios.commands.loading import describe_pricing
+from meshwise.scenarios.commands.search_progress import JSON, print_end, tell_setup
+from meshwise.scenarios.console import (
+    DONE,
+    FAILED,
+    NOTHING_FITS,
+    Ticker,
+    emit,
+    list_remarks,
+    note,
+    print_rows,
+    print_table,
+)
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.units import Dimension, parse
 from meshwise.strategies.search.objective import Objective
 
-MAX_SETUPS = 1000
-"""Most setups of one question."""
-_SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-_AMOUNT = re.compile(r"\s*(\d+\.?\d*(?:[eE]\+?\d+)?)\s*([kKMBGT]?)\s*")
+_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_AMOUNT = re.compile(r"\s*(\d+\.?\d*(?:[eE]\+?\d+)?)\s*([kKmMbBgGtT]?)\s*")
 _PRICE = re.compile(r"\s*\$?\s*(\d+\.?\d*)\s*(?:(?:\$|usd|USD)?\s*/\s*h)?\s*")
 
 
@@ -94,7 +103,7 @@ def parse_amount(name: str, text: str) -> float:
     match = _AMOUNT.fullmatch(text) if len(text) < 40 else None
     if match is None:
         raise ValueError(f"{name} is a number of tokens, as in 15T, 300B or 4e6; met {text:.40}")
-    return float(match[1]) * _SUFFIXES[match[2]]
+    return float(match[1]) * _SUFFIXES[match[2].upper()]
 
 
 def parse_price(text: str) -> float:
@@ -114,8 +123,8 @@ def parse_price(text: str) -> float:
 def _parse_deadline(text: str) -> float:
     try:
         return parse(re.sub(r"(?<=[\d\s])d$", "days", text.strip()), Dimension.TIME)
-    except ValueError as error:
-        raise ValueError(f"--deadline: {error}; or 30d") from None
+    except ValueError:
+        raise ValueError(f"--deadline is a time with its unit, as in 30d or '12 h'; met {text:.40}") from None
 
 
 def refuse_options(**options: object) -> None:
@@ -138,10 +147,15 @@ def search_setups(
     progress: str | None,
 ) -> None:
     """Print the best setup with its plan and the table of all setups; write the plan to ``out``."""
-    choice = choose_setup(scenario, question, seconds, tell_setup(progress))
+
+    def keep(answer: SetupAnswer) -> None:
+        if out is not None and answer.best is not None:
+            write(out, json.dumps(answer.best.plan.to_json(), indent=2) + "\n")
+
+    ticker = Ticker()
+    choice = choose_setup(scenario, question, seconds, tell_setup(progress, ticker), keep)
+    ticker.clear()
     best = choice.best
-    if out is not None and best is not None and best.best is not None:
-        write(out, json.dumps(best.best.plan.to_json(), indent=2) + "\n")
     if as_json:
         emit({"scenario": scenario.name} | to_document(choice))
     else:
@@ -149,7 +163,12 @@ def search_setups(
         print_table(HEADER, list_rows(choice))
         if best is not None:
             print()
-            print_rows(list_best_lines(choice))
+            print_rows(list_best_lines(choice, describe_pricing(best.setup.scenario)))
+    if out is not None and best is not None:
+        training = best.setup.scenario.problem.training
+        note(f"{out} is a plan for {best.setup.nodes:,} nodes and a global batch of {training.global_batch:,}")
+    if progress == JSON:
+        print_end({"end": "interrupted" if choice.interrupted else "finished", "gap": choice.gap})
     if code := _find_code(choice):
         raise typer.Exit(code)
 
@@ -160,8 +179,8 @@ def _find_code(choice: Choice) -> int:
         return INTERRUPTED
     if choice.best is not None:
         return DONE
-    if any(answer.state is State.OPEN for answer in choice.answers):
-        note(f"the time is over, and no plan that keeps the terms was found yet; {describe_misfit(choice)}")
+    if any(answer.state in (State.OPEN, State.SEARCHED) for answer in choice.answers):
+        note(describe_misfit(choice))
         return FAILED
     note(describe_misfit(choice))
     return NOTHING_FITS

@@ -4,17 +4,19 @@ A figure is not taken from a relative, as others of the catalog are: modules of 
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 from meshwise.simulator.catalog import accelerator
 
 
 @lru_cache(maxsize=1)
-def list_powers() -> dict[str, float]:
+def list_powers() -> Mapping[str, float]:
     """Return the power in watt of every accelerator that has a figure, by the accelerator's name."""
-    return {accelerator(name).name: float(entry["watt"]) for name, entry in read_table().items()}
+    return MappingProxyType({accelerator(name).name: float(entry["watt"]) for name, entry in read_table().items()})
 
 
 def read_table() -> dict[str, dict[str, Any]]:

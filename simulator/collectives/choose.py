@@ -76,19 +76,19 @@ def phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, group
     if len(groups) == 1:
         return _cached_phases(cluster, collective, algorithm, tuple(groups[0].tolist()))
     key = cluster, collective, algorithm, groups.shape, groups.tobytes()
-    return _PHASES.look_up(key, lambda: _measure_phases(_list_phases(cluster, collective, algorithm, groups)))
+    return _PHASES.look_up(key, lambda: _measure_phases(_list_phases(cluster, collective, algorithm, groups), groups))
 
 
 _PHASES: LatestResults[tuple[Phase, ...]] = LatestResults(max_bytes=2**27)
 """Phases of many groups at once: the plans of a search have few different groups, and come back to them."""
 
 
-def _measure_phases(value: tuple[Phase, ...]) -> tuple[tuple[Phase, ...], int]:
-    """Return phases, which nobody may change from now on, and their bytes."""
+def _measure_phases(value: tuple[Phase, ...], groups: IntArray) -> tuple[tuple[Phase, ...], int]:
+    """Return phases, which nobody may change from now on, and their bytes with those of their key."""
     arrays = [part for phase in value for part in phase if isinstance(part, np.ndarray)]
     for array in arrays:
         array.flags.writeable = False
-    return value, sum(array.nbytes for array in arrays)
+    return value, groups.nbytes + sum(array.nbytes for array in arrays)
 
 
 # Arrays have no hash: single groups are cached as tuples.
@@ -96,7 +96,8 @@ def _measure_phases(value: tuple[Phase, ...]) -> tuple[tuple[Phase, ...], int]:
 def _cached_phases(
     cluster: Cluster, collective: Collective, algorithm: Algorithm, group: tuple[int, ...]
 ) -> tuple[Phase, ...]:
-    return _list_phases(cluster, collective, algorithm, np.array([group]))
+    groups = np.array([group])
+    return _measure_phases(_list_phases(cluster, collective, algorithm, groups), groups)[0]
 
 
 def _list_phases(cluster: Cluster, collective: Collective, algorithm: Algorithm, groups: IntArray) -> tuple[Phase, ...]:

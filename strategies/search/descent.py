@@ -75,15 +75,15 @@ class Incumbent:
 
 def propose_first_known(
     problem: Problem, space: Space, costs: CostModel, incumbent: Incumbent
-) -> Generator[Plan, Evaluation, bool]:
+) -> Generator[Plan, Evaluation, Layout | None]:
     """Yield the known plan that fits and is simulated soonest, so that even a short search has a result.
 
-    Return whether there is one.
+    Return its layout, ``None`` where no known plan fits.
     """
     layout = next((layout for plan, layout in sort_known_plans(problem, space) if costs.fits(plan)), None)
     if layout is not None:
         yield from incumbent.evaluate(problem, layout)
-    return layout is not None
+    return layout
 
 
 RisingBounds = Iterator[tuple[float, Layout | None]]

@@ -13,6 +13,8 @@ from math import inf
 
 SECONDS_PER_HOUR = 3600.0
 JOULES_PER_KILOWATT_HOUR = 3.6e6
+_ROUNDED_UP = 1 + 1e-12
+"""A run that takes just what its terms allow keeps them, whatever the last digit."""
 
 
 class Objective(StrEnum):
@@ -131,7 +133,7 @@ class RunTerms:
 
     def is_met(self, bill: Bill) -> bool:
         """Return whether a bill keeps the deadline and the budget."""
-        return bill.seconds <= self.deadline and (bill.cost or 0.0) <= self.budget
+        return bill.seconds <= _ROUNDED_UP * self.deadline and (bill.cost or 0.0) <= _ROUNDED_UP * self.budget
 
     def find_cutoff(self, rates: Rates, batch: float, objective: Objective, best: Bill | None) -> float:
         """Return the step time in seconds from which no plan keeps the terms or is better than the best bill so far.
@@ -139,9 +141,9 @@ class RunTerms:
         No goodput is above 1, so that a plan that is slower than this without failures is so with them.
         """
         unit = self.write_bill(rates, batch, 1.0)  # what a run of steps of one second takes; all figures are linear
-        cutoff = self.deadline / unit.seconds
+        cutoff = _ROUNDED_UP * self.deadline / unit.seconds
         if unit.cost:
-            cutoff = min(cutoff, self.budget / unit.cost)
+            cutoff = min(cutoff, _ROUNDED_UP * self.budget / unit.cost)
         if best is None:
             return cutoff
         if objective is Objective.DEVICES:

@@ -121,13 +121,14 @@ class BestFirst:
 
 @dataclass(slots=True)
 class BestFirstSearch:
-    """The state of one search: the best plan so far, the queue, and whether any plan fits."""
+    """The state of one search: the best plan so far, the queue, and whether any plan fits, and any on devices alone."""
 
     problem: Problem
     costs: CostModel
     incumbent: Incumbent = field(default_factory=Incumbent)
     queue: "_Queue" = field(default_factory=_Queue)
     has_fit: bool = False
+    fits_on_devices: bool = False
 
     def search(self, space: Space, *, starts: bool = True) -> Proposals:
         """Yield known plans, if ``starts``, then the plans of a space; return the last proof, ``None`` out of time.
@@ -141,7 +142,8 @@ class BestFirstSearch:
             yield from self.search_space(space)
             # a best plan with offload can only be a known plan: the space of the first search has none
             layout = self.incumbent.layout
-            is_slow = layout is None and self.has_fit and self.incumbent.time < inf  # plans fit, none below the cutoff
+            # below a cutoff there may be no plan though some fit on devices: then none needs the host
+            is_slow = layout is None and self.fits_on_devices and self.incumbent.time < inf
             needs_offload = not is_slow and (layout is None or bool(layout.offload))
             if needs_offload and space.offload is None and not (space.core or space.wide):
                 proven_space = space.with_limits(offload=list_offloadings())
@@ -159,7 +161,9 @@ class BestFirstSearch:
     def begin_with_known(self, space: Space) -> Proposals:
         """Yield a first plan at once and the bound of all plans, then the best known plan and a descent from it."""
         problem, costs, incumbent = self.problem, self.costs, self.incumbent
-        self.has_fit = yield from propose_first_known(problem, space, costs, incumbent)
+        first_layout = yield from propose_first_known(problem, space, costs, incumbent)
+        self.has_fit = first_layout is not None
+        self.fits_on_devices = first_layout is not None and not first_layout.offload
         if self.has_fit:
             yield Proof(least_step_time(problem))
         rising_bounds = rank_known_plans(problem, space, costs)
@@ -184,11 +188,13 @@ class BestFirstSearch:
         choices, queue = find_choices(self.problem, space), _Queue()
         self.queue = queue
         num_plans = 0
+        # where only the host has room, the best plan is in the space with offload, of which this bound says nothing
+        is_whole = proven_space is not None or space.offload is not None or space.core or space.wide
         for family in choices.families():
             num_plans += choices.count_layouts(family)
             queue.push(self.costs.family_bound(family), _Family(family))
         while queue.bound < self.incumbent.time:
-            if self.has_fit and queue.bound > 0:
+            if (is_whole or self.fits_on_devices) and self.has_fit and queue.bound > 0:
                 yield Proof(queue.bound, proven_space)
             bound, node = queue.bound, queue.pop()
             if isinstance(node, _Family) and node.pairs is None:
@@ -218,5 +224,7 @@ class BestFirstSearch:
         """Add a layout to the queue with its own bound, if it fits; whether it fits may have to wait for its path."""
         plan = complete(self.problem, layout)
         if memory_depends_on_timing(layout) or self.costs.fits(plan):
-            self.has_fit = self.has_fit or not memory_depends_on_timing(layout)
+            is_sure = not memory_depends_on_timing(layout)
+            self.has_fit |= is_sure
+            self.fits_on_devices |= is_sure and not layout.offload
             queue.push(max(self.costs.plan_bound(plan), bound), _Plan(layout, is_rough=True))

@@ -115,3 +115,48 @@ def test_energy_of_an_accelerator_without_a_figure_names_it(tmp_path: Path) -> N
     path.write_text(SMALL.replace("dgx-a100-80gb", "local-cpu").replace("bf16", "fp32"))
     with pytest.raises(ValueError, match="minimize energy: the catalog has no power of CPU core"):
         Question(Objective.ENERGY).list_setups(load(str(path)))
+
+
+LARGE = """
+name: large
+model: {transformer: {layers: 8, hidden: 8192, heads: 64, ffn: 32768, vocab: 4096}}
+training: {global_batch: 16, sequence: 1024, precision: bf16, optimizer: adamw}
+cluster: {preset: dgx-a100-80gb, nodes: 1, devices_per_node: 1}
+"""
+"""Fits with optimizer states on the host alone."""
+
+
+def test_a_plan_that_needs_the_host_is_found_below_a_cutoff(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text(LARGE)
+    scenario = load(str(path))
+    best = scenario.search("best_first").best
+    assert best is not None and best.plan.offload
+    seconds = 1.02 * best.evaluation.step_time
+    settings = replace(scenario.search_settings, algorithm="best_first", options=(("cutoff", seconds),))
+    result = replace(scenario, search_settings=settings).search()
+    assert result.best is not None and result.best.evaluation.step_time == best.evaluation.step_time
+    question = Question(Objective.DEVICES, nodes=(1, 2), tokens=1e9, deadline=1e9 / (16 * 1024) * seconds)
+    choice = choose_setup(scenario, question, seconds=None)
+    assert choice.best is not None and choice.best.setup.nodes == 1
+
+
+def test_a_deadline_of_just_what_a_run_takes_is_kept_and_a_shorter_one_names_it(scenario: Scenario) -> None:
+    question = Question(Objective.TIME, nodes=(1, 2), tokens=TOKENS)
+    best = choose_setup(scenario, question, seconds=None).best
+    assert best is not None and best.bill is not None
+    kept = choose_setup(scenario, replace(question, deadline=best.bill.seconds), seconds=None)
+    assert kept.best is not None and kept.best.bill == best.bill
+    missed = choose_setup(scenario, replace(question, deadline=0.99 * best.bill.seconds), seconds=None)
+    assert missed.best is None and missed.nearest is not None and missed.nearest.bill == best.bill
+
+
+def test_failures_leave_the_bound_of_a_bill_lower(tmp_path: Path) -> None:
+    path = tmp_path / "failing.yaml"
+    path.write_text(
+        SMALL + "run: {steps: 10000, failures: {software_mtbf: 600 s}, checkpoint: {interval: 60 s, blocking: 2 s, "
+        "load: 2 s}, recovery: {detection: 5 s, restart: 20 s, repair: 1 h}}\n"
+    )
+    choice = choose_setup(load(str(path)), Question(Objective.TIME, nodes=(1, 2), tokens=TOKENS), seconds=None)
+    assert choice.best is not None and choice.best.bill is not None and 0.5 < choice.best.bill.goodput < 1
+    assert choice.gap is not None and 0 < choice.gap <= 1 / choice.best.bill.goodput - 1 + 1e-9

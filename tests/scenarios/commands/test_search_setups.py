@@ -47,7 +47,7 @@ def test_a_deadline_that_nothing_keeps_names_the_nearest(capsys: pytest.CaptureF
         (["--nodes", "4..2"], "--nodes holds numbers or ranges, at most 1000, as in 8 or 1,2,4..8; met 4..2"),
         (["--nodes", "900000"], "nodes: 900,000 of 2 devices are more than 1,000,000; nearest: 500,000"),
         (["--tokens", "15X"], "--tokens is a number of tokens, as in 15T, 300B or 4e6; met 15X"),
-        (["--tokens", "1T", "--deadline", "30"], "--deadline: a time has a unit, met '30'"),
+        (["--tokens", "1T", "--deadline", "30"], "--deadline is a time with its unit, as in 30d or '12 h'; met 30"),
         (["--price", "cheap"], "--price is in US dollars for an hour of one device"),
         (["--nodes", "1..2", "--algorithm", "mcmc"], "--algorithm is for searches of the least time on one machine"),
         (["--progress", "xml"], "--progress is json, or left out for a line on a terminal; met xml"),
