@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwise.scenarios.choices.setup_choice import Choice, SetupAnswer, State
 from meshwise.scenarios.intervals import find_step_interval
-from meshwise.scenarios.launches import describe_launches, list_launches
+from meshwise.scenarios.launches import describe_launches, list_launches, needs_runnable
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.simulator.units import format_duration, format_size, format_time
 from meshwise.strategies.search.objective import Bill, Objective, RunTerms
@@ -94,7 +94,10 @@ def list_best_lines(choice: Choice, pricing: str) -> Iterator[tuple[str, str]]:
         yield "energy", f"{format_energy(bill.energy)} at most, of the accelerators alone"
     forecast = forecast_plan(scenario.problem, plan)
     yield "memory", f"{format_size(forecast.device)} of a device; out of memory with {forecast.out_of_memory:.1%}"
-    yield "runs in", describe_launches(list_launches(scenario, plan))
+    places = list_launches(scenario, plan)
+    yield "runs in", describe_launches(places)
+    if needs_runnable(scenario, places):
+        yield "to run it", "--for megatron, torchtitan ... chooses among plans that a trainer runs"
     yield "objective", f"{question.objective}: {format_value(question.objective, bill)}"
     yield "gap", describe_gap(choice)
 
