@@ -10,7 +10,8 @@ from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorKind
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.operators.costs import EdgeCosts, Setting, compute_operator_costs
+from meshwise.strategies.operators.costs import compute_operator_costs
+from meshwise.strategies.operators.pass_costs import EdgeCosts, Setting
 from meshwise.strategies.plan.mesh import TENSOR, TENSOR_DEPTH
 from meshwise.strategies.plan.sharding import OperatorSharding
 
@@ -48,8 +49,8 @@ def edges(how: Setting, cuts: dict[str, Cuts], **kept: tuple[str, Cuts]) -> dict
         own = tuple(cuts.get(operator.name, {}).items())
         shardings.append((OperatorSharding(f"{block.name}.{operator.name}", own, keeps),))
     return {
-        f"{block.operators[s].name} {block.operators[t].name}": int(times[0, 0]) / TICKS_PER_SECOND / 3
-        for s, t, times in EdgeCosts(how).list_edges(tuple(shardings))
+        f"{block.operators[s].name} {block.operators[t].name}": int(passes[0, 0]) / TICKS_PER_SECOND
+        for s, t, passes, _ in EdgeCosts(how).list_redistributions(tuple(shardings))
     }
 
 
@@ -189,8 +190,9 @@ def crossing(made: str, read: str) -> Setting:
 def crossed(how: Setting, first: Cuts, second: Cuts) -> list[float]:
     """Return the seconds of redistributions of a microbatch between two blocks of one operator each."""
     own = (("first.work", first), ("second.work", second))
-    found = EdgeCosts(how).list_edges(tuple((OperatorSharding(name, tuple(cuts.items())),) for name, cuts in own))
-    return [int(times[0, 0]) / TICKS_PER_SECOND / how.plan.num_microbatches for _, _, times in found]
+    options = tuple((OperatorSharding(name, tuple(cuts.items())),) for name, cuts in own)
+    found = EdgeCosts(how).list_redistributions(options)
+    return [int(passes[0, 0]) / TICKS_PER_SECOND for _, _, passes, _ in found]
 
 
 def test_a_tensor_keeps_its_layout_where_the_next_block_names_its_dims_otherwise() -> None:

@@ -13,7 +13,8 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.operators.costs import NodeCosts, compute_operator_costs
+from meshwise.strategies.operators.costs import compute_operator_costs
+from meshwise.strategies.operators.pass_costs import NodeCosts
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.sharding import OperatorSharding
 
@@ -32,8 +33,10 @@ def of_one(costs: NodeCosts, name: str, *cut: str, block: int = 0) -> tuple[floa
     """Return the seconds of an operator with some dims cut, the bytes it keeps, and those it holds besides."""
     where = costs.setting.problem.graph.blocks[block]
     sharding = OperatorSharding(f"{where.name}.{name}", tuple((dim, (TENSOR,)) for dim in cut))
-    (ticks,), (kept,), (besides,) = costs.compute_columns(where.name, name, (sharding,))
-    return int(ticks) / TICKS_PER_SECOND, int(kept), int(besides)
+    own = costs.compute_passes(where.name, name, (sharding,))
+    ticks = int(own.passes[0]) * costs.setting.plan.num_microbatches + int(own.ending[0])
+    kept = int(own.states[0]) + sum(int(saved[0]) for saved in own.saved.values())
+    return ticks / TICKS_PER_SECOND, kept, int(own.transient[0])
 
 
 def test_seconds_by_hand() -> None:

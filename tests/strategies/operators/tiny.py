@@ -8,8 +8,8 @@ from meshwise.simulator.models.layers import linear
 from meshwise.simulator.models.model import BlockBuilder
 from meshwise.simulator.operator_graph import Block, OperatorGraph
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.operators.costs import Setting
 from meshwise.strategies.operators.operator_plan import build_operator_plan
+from meshwise.strategies.operators.pass_costs import Setting
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.problem import Problem, Training
 
