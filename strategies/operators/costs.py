@@ -13,40 +13,21 @@ The kept bytes of a choice are its parameters, gradients and optimizer states an
 backward; a tensor that several operators save is counted with the first of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.simulator.deadline import check_deadline
-from meshwise.simulator.operator_graph import Block, Operator
 from meshwise.strategies.lowering.stage_costs import StageCosts
-from meshwise.strategies.operators.choices import list_choices
 from meshwise.strategies.operators.cost_graph import CostGraph, Edge, restrict_choices
 from meshwise.strategies.operators.operator_plan import Degrees, build_operator_plan, merge_shardings
-from meshwise.strategies.operators.pass_costs import EdgeCosts, NodeCosts, Setting
+from meshwise.strategies.operators.pass_costs import NodeCosts, Setting
+from meshwise.strategies.operators.pass_table import ChoiceFilter, Node, compute_pass_table
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.sharding import OperatorSharding
-
-ChoiceFilter = Callable[[str, tuple[OperatorSharding, ...]], tuple[OperatorSharding, ...]]
-"""Returns those of an operator's legal shardings that may be chosen; the name is that of ``Node.name``."""
-
-
-class Node(NamedTuple):
-    """An operator of one occurrence of a block."""
-
-    occurrence: str
-    block: Block
-    operator: Operator
-
-    @property
-    def name(self) -> str:
-        """The name by which a plan names this occurrence of the operator alone."""
-        return f"{self.occurrence}.{self.operator.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,32 +105,22 @@ def compute_operator_costs(
     """
     plan = build_operator_plan(problem, degrees, microbatch)
     setting = Setting(problem, plan, costs or StageCosts(problem))
-    nodes = tuple(
-        Node(name, block, operator) for name, block in problem.graph.occurrences for operator in block.operators
+    table, node_costs, num_microbatches = (
+        compute_pass_table(setting, choice_filter),
+        NodeCosts(setting),
+        plan.num_microbatches,
     )
-    legal_choices: dict[tuple[str, str], tuple[OperatorSharding, ...]] = {}  # copies of a block share theirs
-    options: list[tuple[OperatorSharding, ...]] = []
-    for node in nodes:
-        check_deadline()
-        key = (node.block.name, node.operator.name)
-        if key not in legal_choices:
-            legal_choices[key] = list_choices(node.block.name, node.block, node.operator, degrees, plan.sequences)
-        shardings = legal_choices[key]
-        options.append(shardings if choice_filter is None else choice_filter(node.name, shardings))
-    choices, node_costs, num_microbatches = tuple(options), NodeCosts(setting), plan.num_microbatches
-    columns = [
-        node_costs.compute_passes(node.block.name, node.operator.name, shardings)
-        for node, shardings in zip(nodes, choices, strict=True)
-    ]
-    times = [column.passes * num_microbatches + column.ending for column in columns]
+    times = [column.passes * num_microbatches + column.ending for column in table.passes]
     times[0] = times[0] + node_costs.fixed_ticks
-    kept_bytes = [column.states + sum(column.saved.values()) for column in columns]
-    transient_bytes = [column.transient for column in columns]
-    redistributions = EdgeCosts(setting).list_redistributions(choices)
-    edges = tuple(Edge(source, target, passes * num_microbatches) for source, target, passes, _ in redistributions)
-    copies = _number_copies(nodes, choices)
+    kept_bytes = [column.states + sum(column.saved.values()) for column in table.passes]
+    transient_bytes = [column.transient for column in table.passes]
+    edges = tuple(
+        Edge(source, target, passes * num_microbatches) for source, target, passes, _ in table.redistributions
+    )
+    copies = _number_copies(table.nodes, table.choices)
     graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), edges, copies)
-    return OperatorCosts(problem, degrees, plan.sequences, nodes, choices, graph, node_costs.resident_bytes)
+    resident_bytes = node_costs.resident_bytes
+    return OperatorCosts(problem, degrees, plan.sequences, table.nodes, table.choices, graph, resident_bytes)
 
 
 def _number_copies(nodes: Sequence[Node], options: Sequence[tuple[OperatorSharding, ...]]) -> tuple[int, ...]:

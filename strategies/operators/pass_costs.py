@@ -163,10 +163,12 @@ class NodeCosts:
         """Return the ticks and bytes of each choice of an operator of a block."""
         block, operator = self.setting.find_operator(block_name, name)
         choices = [self._compute_choice(block, operator, sharding) for sharding in options]
-        columns = np.array([choice[:-1] for choice in choices], dtype=np.int64).T.copy()
+        passes, forward, kernels, ending, states, transient = np.array(
+            [choice[:-1] for choice in choices], dtype=np.int64
+        ).T.copy()
         names = dict.fromkeys(tensor for choice in choices for tensor in choice.saved)
         saved = {tensor: np.array([choice.saved.get(tensor, 0) for choice in choices], np.int64) for tensor in names}
-        return OperatorPasses(*columns, saved=saved)
+        return OperatorPasses(passes, forward, kernels, ending, states, transient, saved)
 
     def _compute_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> _ChoiceCosts:
         check_deadline()
@@ -234,13 +236,26 @@ class NodeCosts:
         sums = ((axis, groups[axis].ticks(Collective.ALL_REDUCE, size)) for axis in OPERATOR_AXES if axis in groups)
         return {axis: ticks / size for axis, ticks in sums}
 
-    def _count_bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int, dict[str, int]]:
-        """Return the bytes of states, those of transient tensors and those that backward reads, of one operator."""
+    @memoise
+    def count_states(self, block_name: str, name: str, options: tuple[OperatorSharding, ...]) -> IntArray:
+        """Return the bytes of the states of each choice of an operator of a block."""
+        block, operator = self.setting.find_operator(block_name, name)
+        if not operator.parameters:
+            return np.zeros(len(options), np.int64)
+        layouts = (self.setting.build_operator_layout(block, operator, sharding) for sharding in options)
+        return np.array([self._count_layout_states(layout) for layout in layouts], np.int64)
+
+    def _count_layout_states(self, layout: BlockLayout) -> int:
         training, plan = self.setting.training, self.setting.plan
         parameters = self._build_parameters(layout)
         states = count_residents(training, plan, parameters).device_bytes
         if allocates_gradients(training, plan):
             states += parameters.elements * training.gradient_bytes  # all of them exist when the last microbatch begins
+        return states
+
+    def _count_bytes(self, layout: BlockLayout, block: Block) -> tuple[int, int, dict[str, int]]:
+        """Return the bytes of states, those of transient tensors and those that backward reads, of one operator."""
+        training, states = self.setting.training, self._count_layout_states(layout)
         liveness = Liveness(layout, training.conventions)
         block_memory = compute_moments(liveness, Recompute.NONE).scale_memory()
         (operator,) = layout.block.operators

@@ -1,0 +1,79 @@
+"""The division of a row of blocks, which may all differ, into pipeline stages: exact for the sum and the slowest stage.
+
+With times t_i of a microbatch on the stages, a step of m microbatches takes ``sum(t_i) + (m - 1) max(t_i)`` (Zheng et
+al., "Alpa", OSDI 2022, section 5.2). For a given slowest time the least sum is a shortest path over the blocks. Slowest
+times are tried in rising order, from the least that any division has, until they alone are too much.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwise.simulator.deadline import check_deadline
+from meshwise.strategies.stages.division import FloatArray
+
+
+class BlockDivision(NamedTuple):
+    """The end of every stage's blocks, and the time by the formula."""
+
+    ends: tuple[int, ...]
+    time: float
+
+
+def divide_blocks(times: FloatArray, num_microbatches: int) -> BlockDivision | None:
+    """Return the division of least time; ``None`` where none is allowed.
+
+    Parameters
+    ----------
+    times
+        Time of a microbatch on a stage that has the blocks ``first`` to ``end``, of shape
+        ``(stages, blocks + 1, blocks + 1)``; infinite where it may not have them. A stage has at least one block.
+
+    Examples
+    --------
+    Blocks of 1, 2 and 3 on two stages: 3 + 3 is better than 1 + 5.
+
+    >>> totals = np.array([0.0, 1.0, 3.0, 6.0])
+    >>> spans = totals[None, :] - totals[:, None]
+    >>> divide_blocks(np.stack([spans, spans]), 4)
+    BlockDivision(ends=(2, 3), time=15.0)
+    """
+    num_blocks = times.shape[1] - 1
+    allowed_times = np.where(np.triu(np.ones((num_blocks + 1, num_blocks + 1), bool), 1), times, np.inf)
+    least_division, least_slowest = _find_path(allowed_times, np.add), _find_path(allowed_times, np.maximum)
+    if least_division is None or least_slowest is None:
+        return None
+    slowest_times = np.unique(allowed_times[np.isfinite(allowed_times)])
+    best: BlockDivision | None = None
+    for slowest_time in slowest_times[slowest_times >= least_slowest.time]:
+        check_deadline()
+        if best is not None and least_division.time + (num_microbatches - 1) * slowest_time >= best.time:
+            break
+        division = _find_path(np.where(allowed_times <= slowest_time, allowed_times, np.inf), np.add)
+        if division is None:
+            continue
+        firsts = (0, *division.ends[:-1])
+        stages = zip(range(len(times)), firsts, division.ends, strict=True)
+        own_slowest = max(float(allowed_times[stage]) for stage in stages)
+        total_time = division.time + (num_microbatches - 1) * own_slowest
+        if best is None or total_time < best.time:
+            best = BlockDivision(division.ends, total_time)
+    return best
+
+
+def _find_path(times: FloatArray, combine: np.ufunc) -> BlockDivision | None:
+    """Return the division whose times of stages, combined, are least; ``None`` where none is allowed."""
+    num_blocks = times.shape[1] - 1
+    best_times = np.full(num_blocks + 1, np.inf)
+    best_times[0] = 0.0
+    first_choices = []
+    for stage_times in times:
+        table = combine(best_times[:, None], stage_times)
+        first_choices.append(table.argmin(axis=0))
+        best_times = table.min(axis=0)
+    if not np.isfinite(best_times[num_blocks]):
+        return None
+    ends = [num_blocks]
+    for choices in reversed(first_choices[1:]):
+        ends.append(int(choices[ends[-1]]))
+    return BlockDivision(tuple(reversed(ends)), float(best_times[num_blocks]))
