@@ -15,14 +15,18 @@ from meshwise.strategies.operators.choices import (
     list_cuttable_dims,
     list_kept_cuts,
 )
-from meshwise.strategies.plan.layout import Violation
+from meshwise.strategies.plan.layout import ZERO_STAGES, Violation
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
 from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
 from meshwise.strategies.plan.partition import Stage, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.rules import need_violations, recompute_violations
 from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.schedules.schedule import SCHEDULES
+
+FREE_DECISIONS = ("zero", "reshard_after_forward", "overlap_gradients", "recompute")
+"""Decisions of a step that a plan that cuts single operators takes as any plan does."""
 
 Degrees = Mapping[str, int]
 """Ranks along each operator axis."""
@@ -271,7 +275,8 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
 def list_operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation]:
     """Yield every rule that a plan with shardings of single operators breaks.
 
-    All its fields but mesh, batch, shardings, pipeline and ZeRO stage must be those of `build_operator_plan`.
+    All its fields but mesh, batch, shardings, pipeline and those of `FREE_DECISIONS` must be those of
+    `build_operator_plan`.
     """
     known_axes = (PIPELINE, DATA, *OPERATOR_AXES)
     unknown_axis = next((axis.name for axis in plan.mesh.axes if axis.name not in known_axes), None)
@@ -302,10 +307,18 @@ def list_operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation
     except ValueError as error:
         yield Violation("mesh" if "ranks" in str(error) else "microbatch", str(error))
         return
-    expected_plan = replace(expected_plan, mesh=plan.mesh, zero=plan.zero)
+    free_values = {name: getattr(plan, name) for name in FREE_DECISIONS}
+    expected_plan = replace(expected_plan, mesh=plan.mesh, **free_values)
     for name in Plan.__dataclass_fields__:
         if getattr(plan, name) != getattr(expected_plan, name):
             yield Violation(name, f"{name} of a plan that cuts single operators follows from its mesh and the scenario")
+    if plan.zero not in ZERO_STAGES:
+        nearest = min(ZERO_STAGES, key=lambda stage: abs(stage - plan.zero))
+        yield Violation("zero", f"zero is 0, 1, 2 or 3, met {plan.zero}; nearest: {nearest}")
+    yield from need_violations(plan)
+    layers = {name for name, block in problem.graph.occurrences if block.layer}
+    num_layers = tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages)
+    yield from recompute_violations(problem.graph, plan.recompute, num_layers)
     yield from _list_sharding_violations(problem, plan, degrees)
 
 

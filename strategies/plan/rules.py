@@ -31,7 +31,15 @@ from meshwise.strategies.plan.parallelism import (
 )
 from meshwise.strategies.plan.partition import count_possible_stages, num_layers, partition_layers
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.recomputation import HALF, FirstLayers, PerStage, Recompute, SomeOperators, StageRecompute
+from meshwise.strategies.plan.recomputation import (
+    HALF,
+    FirstLayers,
+    PerStage,
+    Recomputation,
+    Recompute,
+    SomeOperators,
+    StageRecompute,
+)
 from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, list_no_pairs
 from meshwise.strategies.schedules.schedule import OrderError, build_schedule, find_rule
@@ -341,29 +349,40 @@ def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:
-    recompute_choice = layout.recompute
-    if isinstance(recompute_choice, Recompute):
+    if isinstance(layout.recompute, Recompute):
         return  # a word for all layers is always legal
     count = find_rule(layout.schedule).count_stages(layout.pipeline, layout.chunks)
-    if isinstance(recompute_choice, PerStage) and len(recompute_choice.stages) != count:
+    if isinstance(layout.recompute, PerStage) and len(layout.recompute.stages) != count:
+        yield from recompute_violations(graph, layout.recompute, (0,) * count)  # such stages need not exist
+        return
+    layers = {name for name, block in graph.occurrences if block.layer}
+    stages = partition_layers(graph, count, layout.stages)
+    yield from recompute_violations(
+        graph, layout.recompute, tuple(sum(name in layers for name in stage.blocks) for stage in stages)
+    )
+
+
+def recompute_violations(
+    graph: OperatorGraph, recompute_choice: Recomputation, layers: tuple[int, ...]
+) -> Iterator[Violation]:
+    """Yield every rule that the recomputation of stages breaks that have so many layers each."""
+    if not isinstance(recompute_choice, PerStage):
+        yield from _stage_recompute_violations(
+            graph, recompute_choice, max(layers), f"a stage has at most {max(layers)}"
+        )
+    elif len(recompute_choice.stages) != len(layers):
         hint = (
             f"; nearest: {recompute_choice.stages[0]} for all stages alike"
             if len(set(recompute_choice.stages)) == 1
             else ""
         )
-        message = f"recompute of a list has one a stage, of {count} in all, met {len(recompute_choice.stages)}{hint}"
-        yield Violation("recompute", message)
-        return
-    layers = {name for name, block in graph.occurrences if block.layer}
-    stages = partition_layers(graph, count, layout.stages)
-    sizes = [sum(name in layers for name in stage.blocks) for stage in stages]
-    if isinstance(recompute_choice, PerStage):
+        message = f"recompute of a list has one a stage, of {len(layers)} in all"
+        yield Violation("recompute", f"{message}, met {len(recompute_choice.stages)}{hint}")
+    else:
         for stage, stage_choice in enumerate(recompute_choice.stages):
             yield from _stage_recompute_violations(
-                graph, stage_choice, sizes[stage], f"stage {stage} has {sizes[stage]}"
+                graph, stage_choice, layers[stage], f"stage {stage} has {layers[stage]}"
             )
-    else:
-        yield from _stage_recompute_violations(graph, recompute_choice, max(sizes), f"a stage has at most {max(sizes)}")
 
 
 def _stage_recompute_violations(
