@@ -195,6 +195,8 @@ def list_unsupported(plan: Plan) -> tuple[str, ...]:
     if plan.zero:
         finding = f"met {plan.zero}; nearest: 0"
         reasons.append(f"zero: shards of a captured module's parameters are in its shardings, {finding}")
+    if plan.overlap_tensor:
+        reasons.append("overlap_tensor: a captured module's collectives follow its products, met true; nearest: false")
     if plan.offload:
         reasons.append(f"offload: a captured module stays on the device, met {plan.offload}")
     if not isinstance(plan.microbatch, int):

@@ -25,7 +25,7 @@ from meshwise.strategies.plan.rules import need_violations, recompute_violations
 from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
-FREE_DECISIONS = ("zero", "reshard_after_forward", "overlap_gradients", "recompute")
+FREE_DECISIONS = ("zero", "reshard_after_forward", "overlap_gradients", "overlap_tensor", "recompute")
 """Decisions of a step that a plan that cuts single operators takes as any plan does."""
 
 Degrees = Mapping[str, int]
@@ -316,6 +316,11 @@ def list_operator_violations(problem: Problem, plan: Plan) -> Iterator[Violation
         nearest = min(ZERO_STAGES, key=lambda stage: abs(stage - plan.zero))
         yield Violation("zero", f"zero is 0, 1, 2 or 3, met {plan.zero}; nearest: {nearest}")
     yield from need_violations(plan)
+    if plan.overlap_tensor and (plan.operator_ranks == 1 or plan.splits_backward):
+        yield Violation(
+            "overlap_tensor",
+            "overlap_tensor needs an operator axis, and a schedule that keeps backward whole; nearest: false",
+        )
     layers = {name for name, block in problem.graph.occurrences if block.layer}
     num_layers = tuple(sum(name in layers for name in stage.blocks) for stage in plan.stages)
     yield from recompute_violations(problem.graph, plan.recompute, num_layers)

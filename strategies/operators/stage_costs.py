@@ -93,6 +93,17 @@ class StageOperators:
                         )
         return CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), tuple(edges), (-1,) * len(times))
 
+    def count_bytes(self, span: Span, choice: Sequence[int]) -> int:
+        """Return the bytes of a span without recomputation whose nodes have the given choices."""
+        numbers = self.list_nodes((span,))
+        kept_bytes = transient_bytes = 0
+        for number, index in zip(numbers, choice, strict=True):
+            operator_passes = self.table.passes[number]
+            saved_bytes = sum(int(size[index]) for size in operator_passes.saved.values())
+            kept_bytes += int(self.states[number][index]) + span.num_alive * saved_bytes
+            transient_bytes = max(transient_bytes, int(operator_passes.transient[index]))
+        return kept_bytes + transient_bytes
+
     def _find_recomputed(self, span: Span) -> dict[int, frozenset[str]]:
         """Return the nodes of a span that backward runs again, with the tensors that these nodes of a block make."""
         result: dict[int, frozenset[str]] = {}
@@ -124,7 +135,7 @@ class StageOperators:
 _ZERO = np.int64(0)
 
 
-def describe_stage_operators(problem: Problem, plan: Plan, table: PassTable, costs: StageCosts) -> StageOperators:
+def compute_stage_operators(problem: Problem, plan: Plan, table: PassTable, costs: StageCosts) -> StageOperators:
     """Return the operators of the stages of a plan whose operator axes are those of a table.
 
     Only states depend on the degrees outside: on the stage of ZeRO, and the ranks that share states.

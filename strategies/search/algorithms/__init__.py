@@ -74,6 +74,7 @@ OPERATOR_ALGORITHMS = Registry(
         "dynamic_programming": "meshwise.strategies.search.algorithms.operators.DynamicProgramming",
         "recursive_programming": "meshwise.strategies.search.algorithms.operators.RecursiveProgramming",
         "sharding_propagation": "meshwise.strategies.search.algorithms.operators.ShardingPropagation",
+        "joint": "meshwise.strategies.search.algorithms.joint.Joint",
     }
 )
 """Algorithms that choose a sharding for every operator."""
