@@ -38,13 +38,18 @@ class PassTable:
     ``starts`` has for every occurrence of a block the number of its first node, and at the end that of all nodes.
     """
 
+    setting: Setting
     nodes: tuple[Node, ...]
     choices: tuple[tuple[OperatorSharding, ...], ...]
     passes: tuple[OperatorPasses, ...]
-    redistributions: tuple[Redistributions, ...]
     starts: tuple[int, ...]
 
     __repr__ = brief_repr()
+
+    @cached_property
+    def redistributions(self) -> tuple[Redistributions, ...]:
+        """The redistributions between nodes, which take as long to price as all nodes."""
+        return tuple(EdgeCosts(self.setting).list_redistributions(self.choices))
 
     @cached_property
     def least_kernel_ticks(self) -> tuple[int, ...]:
@@ -84,6 +89,5 @@ def compute_pass_table(setting: Setting, choice_filter: ChoiceFilter | None = No
         node_costs.compute_passes(node.block.name, node.operator.name, shardings)
         for node, shardings in zip(nodes, choices, strict=True)
     )
-    redistributions = tuple(EdgeCosts(setting).list_redistributions(choices))
     starts = (0, *accumulate(len(block.operators) for _, block in occurrences))
-    return PassTable(nodes, choices, passes, redistributions, starts)
+    return PassTable(setting, nodes, choices, passes, starts)

@@ -4,7 +4,7 @@ A stage runs consecutive blocks. Its rank keeps what backward reads of as many m
 may compute some of it again. What crosses to the next stage is no part of a stage.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -42,6 +42,13 @@ class Span(NamedTuple):
     recompute: LayerRecompute
 
 
+class StageGraph(NamedTuple):
+    """The cost graph of a stage; its first ``num_outside`` nodes are of other stages, and cost nothing here."""
+
+    graph: CostGraph
+    num_outside: int
+
+
 @dataclass(frozen=True, eq=False)
 class StageOperators:
     """The operators of the stages of one plan: their choices, and the cost graph of any span of blocks.
@@ -62,36 +69,64 @@ class StageOperators:
         """Bytes on a device that are left for choices."""
         return int(self.problem.usable_memory(self.problem.cluster.accelerator)) - self.resident_bytes
 
-    def build_graph(self, spans: Sequence[Span]) -> CostGraph:
+    def build_graph(self, spans: Sequence[Span], known_choices: Mapping[int, int] | None = None) -> StageGraph:
         """Return the cost graph of a rank that runs some spans: ticks are those of all microbatches, and of the end.
 
-        Its nodes are the operators of the spans in order.
+        ``known_choices`` has, by node, the choices of nodes of earlier stages. A tensor that comes from a node whose
+        choice is not known comes in the layout that suits best.
         """
-        times: list[IntArray] = []
-        kept_bytes: list[IntArray] = []
-        transient_bytes: list[IntArray] = []
+        outside_sources = [self._list_outside_sources(span) for span in spans]
+        unknown_nodes = [
+            (number, source)
+            for number, sources in enumerate(outside_sources)
+            for source in sources
+            if known_choices is None or source not in known_choices
+        ]
+        times: list[IntArray] = [np.zeros(len(self.table.choices[source]), np.int64) for _, source in unknown_nodes]
+        kept_bytes, transient_bytes = list(times), list(times)
+        outside_indices = {key: index for index, key in enumerate(unknown_nodes)}
         edges: list[Edge] = []
-        for span in spans:
+        for span_number, span in enumerate(spans):
             first_node, end_node = self.table.starts[span.first], self.table.starts[span.end]
             offset = len(times) - first_node
             recomputed_nodes = self._find_recomputed(span)
             for number in range(first_node, end_node):
                 operator_passes, remade_names = self.table.passes[number], recomputed_nodes.get(number)
-                ticks = operator_passes.passes
-                saved = operator_passes.saved
+                ticks, saved = operator_passes.passes, operator_passes.saved
                 if remade_names is not None:
                     ticks = ticks + operator_passes.forward
                     saved = {name: size for name, size in saved.items() if name and name not in remade_names}
+                for moves in self.table.redistributions_by_target[number]:
+                    move_ticks = moves.passes if remade_names is None else moves.passes + moves.forward
+                    key = span_number, moves.source
+                    if moves.source < first_node and key not in outside_indices:
+                        assert known_choices is not None
+                        ticks = ticks + move_ticks[known_choices[moves.source]]
+                        continue
+                    source = moves.source + offset if moves.source >= first_node else outside_indices[key]
+                    edges.append(Edge(source, number + offset, move_ticks * self.plan.num_microbatches))
                 times.append(ticks * self.plan.num_microbatches + operator_passes.ending)
                 kept_bytes.append(self.states[number] + span.num_alive * sum(saved.values(), _ZERO))
                 transient_bytes.append(operator_passes.transient)
-                for moves in self.table.redistributions_by_target[number]:
-                    if moves.source >= first_node:
-                        move_ticks = moves.passes if remade_names is None else moves.passes + moves.forward
-                        edges.append(
-                            Edge(moves.source + offset, number + offset, move_ticks * self.plan.num_microbatches)
-                        )
-        return CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), tuple(edges), (-1,) * len(times))
+        copies = (-1,) * len(times)
+        graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), tuple(edges), copies)
+        return StageGraph(graph, len(unknown_nodes))
+
+    def _list_outside_sources(self, span: Span) -> tuple[int, ...]:
+        """Return the nodes before a span that make what its operators read."""
+        first_node, end_node = self.table.starts[span.first], self.table.starts[span.end]
+        moves = (
+            move for number in range(first_node, end_node) for move in self.table.redistributions_by_target[number]
+        )
+        return tuple(sorted({move.source for move in moves if move.source < first_node}))
+
+    def describe_span(self, span: Span) -> tuple[str, ...]:
+        """Return names that are equal for spans of equal blocks that read from equal operators."""
+        occurrences = self.problem.graph.occurrences[span.first : span.end]
+        sources = (self.table.nodes[source] for source in self._list_outside_sources(span))
+        return *(block.name for _, block in occurrences), *(
+            f"{node.block.name}.{node.operator.name}" for node in sources
+        )
 
     def count_bytes(self, span: Span, choice: Sequence[int]) -> int:
         """Return the bytes of a span without recomputation whose nodes have the given choices."""

@@ -19,14 +19,15 @@ Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distri
 on meshes, each by an integer program, assembled by a dynamic program.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from math import inf
-from typing import Any, NamedTuple, cast
+from functools import partial
+from math import inf, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwise.simulator.collective import Collective
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import CostModel, Evaluation
@@ -42,8 +43,8 @@ from meshwise.strategies.operators.operator_plan import (
 )
 from meshwise.strategies.operators.pass_costs import Setting
 from meshwise.strategies.operators.pass_table import PassTable, compute_pass_table
-from meshwise.strategies.operators.stage_costs import Span, StageOperators, compute_stage_operators
-from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, divisors
+from meshwise.strategies.operators.stage_costs import Span, StageGraph, StageOperators, compute_stage_operators
+from meshwise.strategies.plan.mesh import DATA, FORWARD, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS, divisors
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -60,6 +61,7 @@ from meshwise.strategies.search.choices import allows_value
 from meshwise.strategies.search.proposals import Certificate, ConsideredPlans, Proof, Proposals, Upcoming
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.stages.block_division import divide_blocks
+from meshwise.strategies.stages.division import FloatArray
 
 RECOMPUTE_ORDER = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """What a stage may compute again, from the fastest to the leanest."""
@@ -98,7 +100,8 @@ class JointMesh(NamedTuple):
 def list_joint_meshes(problem: Problem, space: Space) -> Iterator[JointMesh]:
     """Yield the meshes of a space: operator axes inside a node, or of whole nodes; microbatches by powers of two.
 
-    There are no more stages than blocks.
+    There are no more stages than blocks. Two operator axes over all devices, one stage and no data ranks, are what
+    searches for operators alone look at.
     """
     devices, node_devices = len(problem.cluster.free_devices), problem.cluster.first_node.devices
     batch, num_blocks = problem.training.global_batch, len(problem.graph.occurrences)
@@ -109,6 +112,8 @@ def list_joint_meshes(problem: Problem, space: Space) -> Iterator[JointMesh]:
             if batch % data or not allows_value(space.data, data):
                 continue
             for degrees in _list_degrees(devices // pipeline // data, node_devices, space):
+                if pipeline == data == 1 and len(degrees) > 1:
+                    continue
                 for microbatch in divisors(batch // data):
                     count = batch // data // microbatch
                     is_usual = count & (count - 1) == 0
@@ -153,37 +158,50 @@ class StageSolver:
     free_solutions: dict[tuple[str, ...], _StageSolution] = field(default_factory=dict)
     solutions: dict[tuple[tuple[str, ...], int], _StageSolution | None] = field(default_factory=dict)
 
-    @cached_property
-    def _block_names(self) -> tuple[str, ...]:
-        return tuple(block.name for _, block in self.operators.problem.graph.occurrences)
-
     def solve_span(self, first: int, end: int, num_alive: int) -> _StageSolution | None:
         """Return the fastest solution of the blocks ``first`` to ``end``; ``None`` where nothing fits."""
-        names = self._block_names[first:end]
+        span = Span(first, end, num_alive, Recompute.NONE)
+        names = self.operators.describe_span(span)
         key = names, num_alive
         if key not in self.solutions:
-            self.solutions[key] = self._solve(names, Span(first, end, num_alive, Recompute.NONE))
+            self.solutions[key] = self._solve(names, span)
         return self.solutions[key]
 
     def _solve(self, names: tuple[str, ...], span: Span) -> _StageSolution | None:
         if Recompute.NONE in self.recompute_choices:
             if names not in self.free_solutions:
-                graph = self.operators.build_graph((span,))
-                solution = frontier(graph)
-                assert not isinstance(solution, Shortfall)  # without a limit
-                self.free_solutions[names] = _StageSolution(
-                    solution.time, solution.choice, Recompute.NONE, is_free=True
-                )
+                self.free_solutions[names] = self._solve_free(self.operators.build_graph((span,)), Recompute.NONE)
             free_solution = self.free_solutions[names]
             if self.operators.count_bytes(span, free_solution.choice) <= self.limit:
                 return free_solution
-        best: _StageSolution | None = None
-        for recompute_choice in self.recompute_choices:
-            graph = self.operators.build_graph((span._replace(recompute=recompute_choice),))
-            limited = frontier(graph, self.limit, gap=STAGE_GAP)
-            if not isinstance(limited, Shortfall) and (best is None or limited.time < best.ticks):
-                best = _StageSolution(limited.time, limited.choice, recompute_choice)
-        return best
+        graphs = (
+            (self.operators.build_graph((span._replace(recompute=recompute_choice),)), recompute_choice)
+            for recompute_choice in self.recompute_choices
+        )
+        solutions = (self._solve_limited(graph, recompute_choice) for graph, recompute_choice in graphs)
+        return min(filter(None, solutions), key=lambda solution: solution.ticks, default=None)
+
+    def solve_after(self, span: Span, known_choices: Mapping[int, int]) -> _StageSolution | None:
+        """Return the fastest solution of a span whose inputs come in known layouts."""
+        graph = self.operators.build_graph((span,), known_choices)
+        solution = self._solve_free(graph, span.recompute)
+        if span.recompute is Recompute.NONE and self.operators.count_bytes(span, solution.choice) <= self.limit:
+            return solution
+        return self._solve_limited(graph, span.recompute)
+
+    @staticmethod
+    def _solve_free(stage_graph: StageGraph, recompute: LayerRecompute) -> _StageSolution:
+        """Return the fastest solution of a cost graph with unlimited memory."""
+        solution = frontier(stage_graph.graph)
+        assert not isinstance(solution, Shortfall)  # without a limit
+        return _StageSolution(solution.time, solution.choice[stage_graph.num_outside :], recompute, is_free=True)
+
+    def _solve_limited(self, stage_graph: StageGraph, recompute: LayerRecompute) -> _StageSolution | None:
+        """Return the fastest solution of a cost graph within the limit; ``None`` where none fits."""
+        solution = frontier(stage_graph.graph, self.limit, gap=STAGE_GAP)
+        if isinstance(solution, Shortfall):
+            return None
+        return _StageSolution(solution.time, solution.choice[stage_graph.num_outside :], recompute)
 
 
 class _Assembly(NamedTuple):
@@ -193,14 +211,28 @@ class _Assembly(NamedTuple):
     stages: tuple[_StageSolution, ...]
 
 
-def assemble_stages(
-    solver: StageSolver, mesh: JointMesh, block_ticks: Sequence[float], spread: float
-) -> _Assembly | None:
+class BoundaryTicks(NamedTuple):
+    """Ticks that depend on where stages end.
+
+    Parameters
+    ----------
+    crossings
+        Of a microbatch that crosses the boundary before each block, forward and backward.
+    ties
+        For each pair of blocks, the first one first, that use one parameter: those in which their stages, if they are
+        two, sum its gradients at the end of a step.
+    """
+
+    crossings: FloatArray
+    ties: tuple[tuple[int, int, float], ...]
+
+
+def assemble_stages(solver: StageSolver, mesh: JointMesh, boundaries: BoundaryTicks, spread: float) -> _Assembly | None:
     """Return the stages of a mesh that are fastest together; ``None`` where nothing fits.
 
-    ``block_ticks`` are the least ticks of each block; a stage has between ``1 - spread`` and ``1 + spread`` times its
-    share of them, or one block.
+    A stage has between ``1 - spread`` and ``1 + spread`` times its share of the least ticks of blocks, or one block.
     """
+    block_ticks = solver.operators.table.least_kernel_ticks
     num_blocks, num_stages = len(block_ticks), mesh.pipeline
     totals = np.concatenate([[0.0], np.cumsum(np.asarray(block_ticks, float))])
     share = totals[-1] / num_stages
@@ -218,15 +250,23 @@ def assemble_stages(
                     continue
                 solution = solver.solve_span(first, end, num_alive)
                 if solution is not None:
-                    times[stage, first, end] = solution.ticks / mesh.num_microbatches
-    division = divide_blocks(times, mesh.num_microbatches)
+                    ticks = sum(ticks for earlier, later, ticks in boundaries.ties if earlier < first <= later < end)
+                    times[stage, first, end] = (solution.ticks + ticks) / mesh.num_microbatches
+    division = divide_blocks(times, mesh.num_microbatches, boundaries.crossings)
     if division is None:
         return None
-    solutions = []
+    solutions: list[_StageSolution] = []
+    known_choices: dict[int, int] = {}
     for stage, (first, end) in enumerate(zip((0, *division.ends[:-1]), division.ends, strict=True)):
-        solution = solver.solve_span(first, end, min(num_stages - stage, mesh.num_microbatches))
-        assert solution is not None  # its time is finite
-        solutions.append(solution)
+        num_alive = min(num_stages - stage, mesh.num_microbatches)
+        stage_solution = solver.solve_span(first, end, num_alive)
+        assert stage_solution is not None  # its time is finite
+        span = Span(first, end, num_alive, stage_solution.recompute)
+        if stage:
+            # it was chosen as if its inputs came as it likes them
+            stage_solution = solver.solve_after(span, known_choices) or stage_solution
+        known_choices |= dict(zip(solver.operators.list_nodes((span,)), stage_solution.choice, strict=True))
+        solutions.append(stage_solution)
     return _Assembly(division.ends, tuple(solutions))
 
 
@@ -246,7 +286,7 @@ def build_joint_plan(operators: StageOperators, assembly: _Assembly) -> Plan:
 
 @dataclass(slots=True)
 class BestPlans:
-    """The fastest plans that a search has evaluated so far, and its best time in seconds."""
+    """The plans that fit of those that a search has evaluated so far, and the best of them with its time in seconds."""
 
     time: float = inf
     plan: Plan | None = None
@@ -259,24 +299,35 @@ class BestPlans:
             if evaluation.step_time < self.time:
                 self.time, self.plan = evaluation.step_time, plan
 
-    def follow(self, proposals: Proposals) -> Generator[Plan | Upcoming | ConsideredPlans, Evaluation, Proof | None]:
-        """Yield what an algorithm yields but its proofs and certificates, and note every plan; return its last proof.
 
-        Those are about a part of what a joint search looks at.
-        """
-        answer = cast(Evaluation, None)  # what a generator is first sent
-        last_proof: Proof | None = None
-        while True:
+@dataclass(slots=True)
+class Course:
+    """An algorithm that runs some proposals at a time, beside others, and the last proof that it made.
+
+    Its proofs and certificates are about a part of what all of them look at, and go no further.
+    """
+
+    proposals: Proposals
+    best: BestPlans
+    answer: Evaluation | None = None
+    proof: Proof | None = None
+    is_done: bool = False
+
+    def advance(self, count: float = inf) -> Generator[Plan | Upcoming | ConsideredPlans, Evaluation, None]:
+        """Yield what the algorithm yields, ``count`` proposals at most, and note every plan."""
+        while count > 0 and not self.is_done:
+            count -= 1
             try:
-                proposal = proposals.send(answer)
+                proposal = next(self.proposals) if self.answer is None else self.proposals.send(self.answer)
             except StopIteration as end:
-                return end.value or last_proof
-            answer = cast(Evaluation, None)
+                self.proof, self.is_done = end.value or self.proof, True
+                return
+            self.answer = None
             if isinstance(proposal, Plan):
-                answer = yield proposal
-                self.note(proposal, answer)
+                self.answer = yield proposal
+                self.best.note(proposal, self.answer)
             elif isinstance(proposal, Proof):
-                last_proof = proposal
+                self.proof = proposal
             elif not isinstance(proposal, Certificate):
                 yield proposal
 
@@ -289,11 +340,13 @@ class JointSearch:
         self.stage_costs, self.pins = StageCosts(problem), resolve_pins(problem.graph, space.pin)
         self.tables: dict[tuple[tuple[tuple[str, int], ...], int, bool], PassTable] = {}
         device_work = least_step_time(problem)
-        self.meshes = sorted(
+        bounded_meshes = (
             (mesh.bound_step(device_work * mesh.pipeline / mesh.num_microbatches), mesh)
             for mesh in list_joint_meshes(problem, space)
             if not find_pin_violation(self.pins, dict(mesh.degrees), mesh.microbatch)
         )
+        # tables of two axes take ten times as long as those of one
+        self.meshes = sorted(bounded_meshes, key=lambda pair: (len(pair[1].degrees), *pair))
         self.bound = inf
         """The least bound of the meshes looked at: no plan on one of them takes less seconds."""
         self.num_searched = 0
@@ -301,21 +354,24 @@ class JointSearch:
     @property
     def total_bound(self) -> float:
         """The least bound of all meshes, those included that were not looked at."""
-        return min([self.bound, *(bound for bound, _ in self.meshes[self.num_searched : self.num_searched + 1])])
+        return min([self.bound, *(bound for bound, _ in self.meshes[self.num_searched :])])
 
-    def run(self) -> Generator[Plan, Evaluation, None]:
+    def run(self) -> Generator[Plan | Proof, Evaluation, None]:
         """Yield the best plan of every mesh that may be faster than the best so far, the most promising mesh first.
 
-        Then yield the fastest plans of other searches with operators cut anew, and changes of the best plan.
+        Then yield the fastest plans of other searches with operators cut anew, and changes of the best plan. After
+        every mesh the least bound so far is told.
         """
         for bound, mesh in self.meshes:
             if bound >= self.best.time:
-                break
-            try:
-                yield from self._propose_mesh(mesh)
-            except ValueError:  # too entangled for the exact solver
                 self.bound = min(self.bound, bound)
+            else:
+                try:
+                    yield from self._propose_mesh(mesh)
+                except ValueError:  # too entangled for the exact solver
+                    self.bound = min(self.bound, bound)
             self.num_searched += 1
+            yield Proof(self.total_bound)
         for _, plan in sorted(self.best.evaluated, key=lambda pair: pair[0])[:MOST_REFINED]:
             yield from self._cut_anew(plan)
         yield from self._change_decisions()
@@ -331,7 +387,7 @@ class JointSearch:
 
     def _propose_mesh(self, mesh: JointMesh) -> Generator[Plan, Evaluation, None]:
         self.costs.check_time()
-        base_plan = self._build_base_plan(mesh)
+        base_plan = self.build_base_plan(mesh)
         table = self._find_table(base_plan)
         bound = mesh.bound_step(sum(table.least_kernel_ticks) / TICKS_PER_SECOND)
         self.bound = min(self.bound, bound)
@@ -348,21 +404,56 @@ class JointSearch:
 
     def _propose_fitting(self, mesh: JointMesh, operators: StageOperators) -> Generator[Plan, Evaluation, bool]:
         """Yield the best plan of a mesh that fits; return whether more memory might make it faster."""
-        limit = operators.limit
+        limit, boundaries = operators.limit, self._count_boundary_ticks(operators)
         for _ in range(RETRIES):
             solver = StageSolver(operators, limit, self._list_recomputes())
-            assembly = assemble_stages(solver, mesh, operators.table.least_kernel_ticks, self.spread)
+            assembly = assemble_stages(solver, mesh, boundaries, self.spread)
             if assembly is None:
                 return True
             plan = build_joint_plan(operators, assembly)
             if any(list_operator_violations(self.problem, plan)):
                 return False
             if self.costs.fits(plan):
-                yield from self._propose(plan)
+                yield from self._propose(self._find_schedule(plan))
                 return not all(solution.is_free for solution in assembly.stages)
             needed_bytes = self.costs.peak_memory(plan) - operators.resident_bytes
             limit = int(min(limit * operators.limit / needed_bytes, limit * 0.97))
         return True
+
+    def _count_boundary_ticks(self, operators: StageOperators) -> BoundaryTicks:
+        """Return the ticks of boundaries where every rank sends its share; how operators are cut may make it more."""
+        occurrences, plan = self.problem.graph.occurrences, operators.plan
+        crossings = np.zeros(len(occurrences) + 1)
+        if plan.pipeline == 1:
+            return BoundaryTicks(crossings, ())
+        machine, setting = self.stage_costs.machine(plan), operators.table.setting
+        group = machine.list_distinct_groups(FORWARD, Collective.SEND)[0]
+
+        def count_ticks(size: float) -> int:
+            return machine.least_ticks(FORWARD, group, Collective.SEND, size / plan.operator_ranks)
+
+        layouts = {block.name: setting.build_layout(block) for block in self.problem.graph.blocks}
+        for number, (_, block) in enumerate(occurrences[:-1], 1):
+            sizes = map(layouts[block.name].tensor_bytes, dict.fromkeys(block.outputs))
+            crossings[number] = 2 * count_ticks(float(sum(sizes)))
+        numbers = {name: number for number, (name, _) in enumerate(occurrences)}
+        ties = []
+        for (first_name, parameter), (second_name, _) in self.problem.graph.tied:
+            tensor = dict(occurrences)[first_name].tensor[parameter]
+            size = float(prod(tensor.shape) * self.problem.training.gradient_bytes)
+            first, second = sorted((numbers[first_name], numbers[second_name]))
+            ties.append((first, second, 2.0 * count_ticks(size)))
+        return BoundaryTicks(crossings, tuple(ties))
+
+    def _find_schedule(self, plan: Plan) -> Plan:
+        """Return a plan with the schedule, of those that fit, whose bound is least."""
+        schedules = CHANGED_SCHEDULES if plan.pipeline > 1 else ()
+        plans = (replace(plan, schedule=schedule) for schedule in schedules if self._allows("schedule", schedule))
+        rivals = [rival for rival in plans if not any(list_operator_violations(self.problem, rival))]
+        return min((plan, *filter(self.costs.fits, rivals)), key=self.costs.plan_bound)
+
+    def _allows(self, name: str, value: object) -> bool:
+        return allows_value(getattr(self.space, name), value)
 
     def _cut_anew(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
         """Yield a plan with the operators of every pipeline rank cut anew within its memory."""
@@ -376,10 +467,12 @@ class JointSearch:
             self.costs.check_time()
             choice_by_node: dict[int, int] = {}
             for spans in positions:
-                solution = frontier(operators.build_graph(spans), limit, gap=STAGE_GAP)
+                graph, num_outside = operators.build_graph(spans)
+                solution = frontier(graph, limit, gap=STAGE_GAP)
                 if isinstance(solution, Shortfall):
                     return
-                choice_by_node |= dict(zip(operators.list_nodes(spans), solution.choice, strict=True))
+                choice = solution.choice[num_outside:]
+                choice_by_node |= dict(zip(operators.list_nodes(spans), choice, strict=True))
             shardings = operators.build_shardings([choice for _, choice in sorted(choice_by_node.items())])
             new_plan = replace(base_plan, shardings=shardings)
             if any(list_operator_violations(self.problem, new_plan)):
@@ -407,7 +500,7 @@ class JointSearch:
             if allows_value(self.space.recompute, choice) and (has_layers or choice is Recompute.NONE)
         )
 
-    def _build_base_plan(self, mesh: JointMesh) -> Plan:
+    def build_base_plan(self, mesh: JointMesh) -> Plan:
         """Return the plan of a mesh with whole operators, one block a stage and all others in the last."""
         names, last = [name for name, _ in self.problem.graph.occurrences], mesh.pipeline - 1
         stages = (*(Stage((name,)) for name in names[:last]), Stage(tuple(names[last:])))

@@ -1,8 +1,10 @@
 """The division of a row of blocks, which may all differ, into pipeline stages: exact for the sum and the slowest stage.
 
 With times t_i of a microbatch on the stages, a step of m microbatches takes ``sum(t_i) + (m - 1) max(t_i)`` (Zheng et
-al., "Alpa", OSDI 2022, section 5.2). For a given slowest time the least sum is a shortest path over the blocks. Slowest
-times are tried in rising order, from the least that any division has, until they alone are too much.
+al., "Alpa", OSDI 2022, section 5.2). A boundary, which a microbatch crosses forward and backward, counts as a stage of
+its own (Fan et al., "DAPPLE", PPoPP 2021, section 4). For a given slowest time the least sum is a shortest path over
+the blocks. Slowest times are tried in rising order, from the least that any division has, until they alone are too
+much.
 """
 
 from typing import NamedTuple
@@ -20,7 +22,9 @@ class BlockDivision(NamedTuple):
     time: float
 
 
-def divide_blocks(times: FloatArray, num_microbatches: int) -> BlockDivision | None:
+def divide_blocks(
+    times: FloatArray, num_microbatches: int, crossing_times: FloatArray | None = None
+) -> BlockDivision | None:
     """Return the division of least time; ``None`` where none is allowed.
 
     Parameters
@@ -28,6 +32,8 @@ def divide_blocks(times: FloatArray, num_microbatches: int) -> BlockDivision | N
     times
         Time of a microbatch on a stage that has the blocks ``first`` to ``end``, of shape
         ``(stages, blocks + 1, blocks + 1)``; infinite where it may not have them. A stage has at least one block.
+    crossing_times
+        Time in which a microbatch crosses the boundary before each block, of shape ``(blocks + 1,)``; by default none.
 
     Examples
     --------
@@ -39,23 +45,25 @@ def divide_blocks(times: FloatArray, num_microbatches: int) -> BlockDivision | N
     BlockDivision(ends=(2, 3), time=15.0)
     """
     num_blocks = times.shape[1] - 1
-    allowed_times = np.where(np.triu(np.ones((num_blocks + 1, num_blocks + 1), bool), 1), times, np.inf)
-    least_division, least_slowest = _find_path(allowed_times, np.add), _find_path(allowed_times, np.maximum)
+    is_span = np.triu(np.ones((num_blocks + 1, num_blocks + 1), bool), 1)
+    crossings = np.zeros(num_blocks + 1) if crossing_times is None else crossing_times.astype(float)
+    crossings[[0, num_blocks]] = 0.0  # nothing crosses the ends of the row
+    sums = np.where(is_span, times + crossings, np.inf)
+    slowest = np.where(is_span, np.maximum(times, crossings), np.inf)
+    least_division, least_slowest = _find_path(sums, np.add), _find_path(slowest, np.maximum)
     if least_division is None or least_slowest is None:
         return None
-    slowest_times = np.unique(allowed_times[np.isfinite(allowed_times)])
+    slowest_times = np.unique(slowest[np.isfinite(slowest)])
     best: BlockDivision | None = None
     for slowest_time in slowest_times[slowest_times >= least_slowest.time]:
         check_deadline()
         if best is not None and least_division.time + (num_microbatches - 1) * slowest_time >= best.time:
             break
-        division = _find_path(np.where(allowed_times <= slowest_time, allowed_times, np.inf), np.add)
+        division = _find_path(np.where(slowest <= slowest_time, sums, np.inf), np.add)
         if division is None:
             continue
-        firsts = (0, *division.ends[:-1])
-        stages = zip(range(len(times)), firsts, division.ends, strict=True)
-        own_slowest = max(float(allowed_times[stage]) for stage in stages)
-        total_time = division.time + (num_microbatches - 1) * own_slowest
+        stages = zip(range(len(times)), (0, *division.ends[:-1]), division.ends, strict=True)
+        total_time = division.time + (num_microbatches - 1) * max(float(slowest[stage]) for stage in stages)
         if best is None or total_time < best.time:
             best = BlockDivision(division.ends, total_time)
     return best

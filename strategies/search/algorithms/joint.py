@@ -8,9 +8,12 @@ from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.operators import Frontier
-from meshwise.strategies.search.joint_search import BestPlans, JointSearch
+from meshwise.strategies.search.joint_search import BestPlans, Course, JointSearch
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
+
+FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 60, 20, 2
+"""Proposals of uniform plans before all others, then of uniform plans and of meshes in turn: each about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,26 @@ class Joint:
             raise ValueError(f"joint: spread is more than 0, met {self.spread}")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans of the three searches; return the least of their bounds."""
-        best, bounds = BestPlans(), [inf]
+        """Yield the plans of the three searches in turns; return the least of their bounds."""
+        best = BestPlans()
         joint_search = JointSearch(problem, space, costs, self.spread, best)
+        uniform_course, operator_course, joint_course = (
+            Course(proposals, best)
+            for proposals in (
+                BestFirst().propose(problem, space, costs),
+                Frontier().propose(problem, space, costs),
+                joint_search.run(),
+            )
+        )
+        uniform_course.is_done = bool(space.pin)  # pins decide about single operators
         try:
-            if not space.pin:  # pins decide about single operators
-                proof = yield from best.follow(BestFirst().propose(problem, space, costs))
-                bounds.append(proof.lower_bound if proof is not None else 0.0)
-            yield from best.follow(Frontier().propose(problem, space, costs))
-            yield from best.follow(joint_search.run())
+            yield from uniform_course.advance(FIRST_TURN)
+            yield from operator_course.advance()
+            while not (uniform_course.is_done and joint_course.is_done):
+                yield from joint_course.advance(JOINT_TURN)
+                yield from uniform_course.advance(UNIFORM_TURN)
         except OutOfTime:  # the bounds of what was not looked at stand
             pass
-        return Proof(min(*bounds, joint_search.total_bound))
+        proof = uniform_course.proof
+        uniform_bound = inf if space.pin else 0.0 if proof is None else proof.lower_bound
+        return Proof(min(uniform_bound, joint_search.total_bound))

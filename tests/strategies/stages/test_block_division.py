@@ -23,11 +23,13 @@ def test_no_division_is_faster(seed: int) -> None:
         ],
         float,
     )
-    found = divide_blocks(times, microbatches)
+    crossing = np.array([rng.choice((0, rng.randint(1, 40))) for _ in range(blocks + 1)], float)
+    found = divide_blocks(times, microbatches, crossing)
     totals = []
     for inner in combinations(range(1, blocks), stages - 1):
         ends = (*inner, blocks)
         own = [times[stage, first, end] for stage, (first, end) in enumerate(zip((0, *inner), ends, strict=True))]
+        own += [crossing[end] for end in inner]
         totals.append(sum(own) + (microbatches - 1) * max(own) if np.inf not in own else np.inf)
     best = min(totals, default=np.inf)
     assert (found is None) == (best == np.inf)
@@ -37,6 +39,7 @@ def test_no_division_is_faster(seed: int) -> None:
             times[stage, first, end]
             for stage, (first, end) in enumerate(zip((0, *found.ends), found.ends, strict=False))
         ]
+        own += [crossing[end] for end in found.ends[:-1]]
         assert sum(own) + (microbatches - 1) * max(own) == best and found.ends[-1] == blocks
 
 
