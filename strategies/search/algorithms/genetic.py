@@ -171,7 +171,9 @@ class Repair:
     def _draw_nearest(self, candidates: Sequence[T], find_distance: Callable[[T], int]) -> T:
         distances = [find_distance(candidate) for candidate in candidates]
         least = min(distances)
-        return self._rng.choice([item for item, distance in zip(candidates, distances, strict=True) if distance == least])
+        return self._rng.choice(
+            [item for item, distance in zip(candidates, distances, strict=True) if distance == least]
+        )
 
 
 def count_differences(layout: Layout, decisions: Mapping[str, Any], names: Sequence[str]) -> int:

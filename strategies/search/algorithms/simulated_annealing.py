@@ -28,7 +28,6 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.proposals import Proposals
 from meshwise.strategies.search.space import MOST_LISTED, Space, list_by_habit, neighbours
 
-
 RESTART_DRAWS = 100
 """Random layouts that a restart tries before it goes back to the best layout."""
 
@@ -60,14 +59,14 @@ class SimulatedAnnealing:
     is ``(time / new_time)**(1 / temperature)``.
 
     The first ``measured`` moves are all accepted. The initial temperature is the mean of their changes of energy, up or
-    down, over ``log(1 / acceptance)``, so that such a rise is accepted with probability ``acceptance`` [2]_. After that the
-    temperature is multiplied by ``cooling`` for every ``moves`` moves that fit [1]_ [2]_. Below ``frozen`` times the
+    down, over ``log(1 / acceptance)``, so that such a rise is accepted with probability ``acceptance`` [2]_. Then the
+    temperature is multiplied by ``cooling`` after every ``moves`` moves that fit [1]_ [2]_. Below ``frozen`` times the
     initial temperature the walk is frozen. If it has found a new best since it was heated, it goes back there and is
     reheated to ``reheating`` times the initial temperature [4]_. If not, or where no move fits any more, it restarts
     from a random layout at the initial temperature.
 
-    It differs from `mcmc`, which walks on at one given temperature and corrects for the number of neighbours. Difference from [1]_: the temperature changes long before equilibrium, because a move is a
-    simulation.
+    It differs from `mcmc`, which walks on at one given temperature and corrects for the number of neighbours.
+    Difference from [1]_: the temperature changes long before equilibrium, because a move is a simulation.
 
     Parameters
     ----------
@@ -102,8 +101,8 @@ class SimulatedAnnealing:
                 raise ValueError(f"simulated_annealing: {name} is between 0 and 1, met {getattr(self, name)}")
         if not self.frozen < self.reheating <= 1:
             raise ValueError(
-                f"simulated_annealing: reheating is more than frozen, {self.frozen}, and at most 1, met {self.reheating}; "
-                "nearest: 1"
+                f"simulated_annealing: reheating is more than frozen, which is {self.frozen}, and at most 1, "
+                f"met {self.reheating}; nearest: 1"
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:

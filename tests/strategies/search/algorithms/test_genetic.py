@@ -73,9 +73,7 @@ def test_a_repaired_child_is_legal_and_the_nearest(problem: Problem, space: Spac
     for names in (FAMILY_NAMES, GROUP_NAMES, MEMBER_NAMES):  # brute force, level by level
         least = min(count_differences(layout, decisions, names) for layout in near)
         assert count_differences(child, decisions, names) == least
-        near = [
-            layout for layout in near if all(getattr(layout, name) == getattr(child, name) for name in names)
-        ]
+        near = [layout for layout in near if all(getattr(layout, name) == getattr(child, name) for name in names)]
     assert near == [child]
 
 
