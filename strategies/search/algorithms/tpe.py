@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 class TPE:
     """Draws of the decisions that fast plans have more often than others (Bergstra et al., NIPS 2011).
 
-    A trial walks the tree of `meshwise.strategies.search.decisions` from its root to a layout. Every decision is a
-    categorical parameter, named by its fields and the values that are open there, so that partial plans with the same
-    choice before them share what is learnt. After ``startup`` trials at random, a value is chosen by the ratio of two
-    densities: how often the best trials took it, and how often all others did, of ``candidates`` draws from the first
-    the one with the largest ratio [1]_ [2]_. The densities and the draws are those of optuna's ``TPESampler`` [3]_,
-    jointly for decisions that every trial takes.
+    A plan is drawn by a walk through the tree of `meshwise.strategies.search.decisions` from its root to a layout.
+    Every decision is a categorical parameter, named by its fields and the values that are open there, so that partial
+    plans with the same choice before them share what is learnt. After ``startup`` draws at random, a value is drawn by
+    two densities: how often the best plans have it, and how often all others; of ``candidates`` draws from the first
+    the one with the largest ratio is taken [1]_ [2]_. The densities and the draws are those of optuna's ``TPESampler``
+    [3]_, jointly for decisions that every plan takes.
 
-    The objective is the logarithm of the step time. A plan that does not fit is not evaluated; its trial breaks a
-    constraint by the fraction of its memory that is missing. A visited plan is left out of the tree, so that none is
-    visited twice and the search ends when all were.
+    The objective is the logarithm of the step time. A plan that does not fit is not evaluated; it breaks a constraint
+    by the fraction of its memory that is missing. A plan once drawn is left out of the tree, so that none is drawn
+    twice and the search ends when all were.
 
     Differences from [1]_: all parameters are categories, and plans that do not fit rank behind all others.
 
     Parameters
     ----------
     startup
-        Trials at random before the densities are used, those that do not fit included.
+        Plans drawn at random before the densities are used, those that do not fit included.
     candidates
         Draws of which the one with the largest ratio is taken.
     """
@@ -67,7 +67,7 @@ class TPE:
             )
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plan of every trial that fits; prove nothing.
+        """Yield the drawn plans that fit; prove nothing.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class ParameterNames(dict[tuple[tuple[str, ...], tuple[object, ...]], str]):
 
 
 def draw_layout(trial: "Trial", tree: DecisionTree, names: ParameterNames) -> Layout:
-    """Return the layout at the end of a trial's walk from the root of a tree, one categorical parameter a decision."""
+    """Return the layout that a trial of optuna draws, one categorical parameter a decision, from the root of a tree."""
     partial: PartialPlan = tree.root
     while partial.layout is None:
         branches = tree.list_branches(partial)
