@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 
 from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.group import Group
 from meshwise.strategies.plan.layout import DEGREES, Layout, Level, names_at
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.random import draw_layouts
@@ -132,11 +133,11 @@ class Genetic:
         rng: Random,
     ) -> Layout:
         """Return a legal layout of two selected parents."""
-        parents = [
+        first, second = (
             min(rng.sample(population, min(self.tournament, len(population))), key=times.__getitem__) for _ in range(2)
-        ]
-        child = repair.find_layout(cross_layouts(*parents, rng)) if rng.random() < self.crossover else parents[0]
-        if child in parents or rng.random() < self.mutation:
+        )
+        child = repair.find_layout(cross_layouts(first, second, rng)) if rng.random() < self.crossover else first
+        if child in (first, second) or rng.random() < self.mutation:
             child = rng.choice(neighbours(problem, space, child) or (child,))
         return child
 
@@ -156,9 +157,17 @@ class Repair:
     def __init__(self, problem: Problem, space: Space, rng: Random) -> None:
         choices = find_choices(problem, space)
         self._families = tuple(family for family in choices.families() if choices.count_layouts(family))
-        self._list_groups = lru_cache(maxsize=4096)(lambda family: tuple(choices.groups(family)))
-        self._list_members = lru_cache(maxsize=4096)(lambda group: tuple(group))
         self._rng = rng
+
+        @lru_cache(maxsize=4096)
+        def list_groups(family: Layout) -> tuple[Group, ...]:
+            return tuple(choices.groups(family))
+
+        @lru_cache(maxsize=4096)
+        def list_members(group: Group) -> tuple[Layout, ...]:
+            return tuple(group)
+
+        self._list_groups, self._list_members = list_groups, list_members
 
     def find_layout(self, decisions: Mapping[str, Any]) -> Layout:
         """Return a legal layout that agrees with as many decisions as any, level by level."""
