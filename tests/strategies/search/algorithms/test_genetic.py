@@ -99,6 +99,17 @@ def test_without_crossover_and_immigrants_children_are_neighbours_of_the_populat
         population, children = [best, *children[:5]], children[5:]
 
 
+def test_a_tournament_of_all_is_won_by_the_fastest() -> None:
+    costs = FakeCost(seed=4)
+    result = search(Genetic(population=6, tournament=6, crossover=0.0), PROBLEM, costs=costs, budget=6 + 3)
+    layout_of = {complete(PROBLEM, layout): layout for layout in LAYOUTS}
+    first = [layout_of[trial.plan] for trial in result.trials[:6]]
+    best = min(first, key=lambda layout: costs.step_time(complete(PROBLEM, layout)))
+    children = [layout_of[trial.plan] for trial in result.trials[6:]]
+    assert len(children) == 3
+    assert set(neighbours(PROBLEM, Space(), best)).issuperset(children)
+
+
 def test_what_does_not_fit_is_not_evaluated_and_in_the_end_all_else_is_once() -> None:
     costs = FakeCost(capacity=0.4)
     result = search(Genetic(), PROBLEM, SPACE, costs=costs)
@@ -125,8 +136,8 @@ def test_it_is_nearer_to_the_optimum_than_random_draws_by_its_selection() -> Non
     assert gap < 0.5 * fmean(find_gap(Genetic(seed, tournament=1, elite=0), seed) for seed in seeds)
 
 
-def test_a_better_half_of_decisions_from_each_parent_makes_the_best_child() -> None:
-    # of data 2 x tensor 4 without recomputation and data 2 x tensor 4 ... the child with both good genes is drawn soon
+def test_good_decisions_of_both_parents_meet_in_a_child() -> None:
+    # one parent has ZeRO 1 but recomputes, the other does neither: ZeRO 1 without recomputation is drawn soon
     one, other = (
         next(layout for layout in LAYOUTS if (layout.zero, str(layout.recompute), layout.data) == wanted)
         for wanted in ((1, "full", 8), (0, "none", 8))
