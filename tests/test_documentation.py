@@ -236,6 +236,18 @@ def test_the_guide_names_the_options_of_every_algorithm() -> None:
     assert sorted(rows) == sorted(options)
 
 
+def test_the_page_of_algorithms_has_a_section_of_five_lines_for_every_algorithm() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    sections = re.findall(r"^### (\w+)$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert sorted(name for name, _ in sections) == sorted(ALGORITHMS)
+    for name, text in sections:
+        assert re.findall(r"^- (.+?):", text, re.MULTILINE) == PROPERTIES, name
+
+
+PROPERTIES = ["State", "Moves", "Objective", "Published", "Good for"]
+"""What the page of algorithms says of each."""
+
+
 def test_an_output_is_found_by_its_lines_in_order() -> None:
     assert same("a ... c\n...\nb", "x\na 1  c\ny\nb\n")
     assert not same("b\na", "a\nb\n")

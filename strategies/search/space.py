@@ -217,7 +217,7 @@ def list_layouts(problem: Problem, space: Space = EVERYTHING) -> list[Layout]:
     if num_layouts > MOST_LISTED:
         raise ValueError(
             f"search.space: an algorithm that lists all plans takes at most {MOST_LISTED:,}, met {num_layouts:,}; "
-            "nearest: limits, or best_first, auto and random, which list none"
+            "nearest: limits, or best_first, auto, genetic and random, which list none"
         )
     return list(layouts(problem, space))
 

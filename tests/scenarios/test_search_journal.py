@@ -16,7 +16,7 @@ from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.scenario import Scenario
-from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS, NEEDED_PACKAGES
 
 BUDGET = 12
 
@@ -36,8 +36,8 @@ def without_clock(result: Any) -> tuple[Any, ...]:
 def test_a_search_goes_on_from_any_byte_to_the_uninterrupted_result(
     name: str, scenario: Scenario, tmp_path: Path
 ) -> None:
-    if name == "reinforcement":
-        pytest.importorskip("torch")
+    if name in NEEDED_PACKAGES:
+        pytest.importorskip(NEEDED_PACKAGES[name])
     whole = scenario.search(name, budget=BUDGET, resume=tmp_path / "whole.jsonl")
     written = (tmp_path / "whole.jsonl").read_bytes()
     head = written.index(b"\n") + 1

@@ -256,7 +256,7 @@ def run_case(
     requested_runs = [
         (name, seed)
         for name in sorted(names, key=lambda name: name != PROVING)
-        for seed in (range(rounds) if _draws_seeds(name) else (None,))
+        for seed in (range(rounds) if draws_seeds(name) else (None,))
     ]
     if all(run_key in known for run_key in requested_runs):
         return
@@ -278,15 +278,23 @@ def run_case(
             target = run.best
 
 
-def _draws_seeds(name: str) -> bool:
+def draws_seeds(name: str) -> bool:
+    """Return whether an algorithm draws, and so has a seed."""
     return "seed" in {field.name for field in fields(LAYOUT_ALGORITHMS[name])}
+
+
+def make_algorithm(name: str, seed: int | None) -> SearchAlgorithm:
+    """Return an algorithm with its defaults; without a seed one that does not draw."""
+    make = cast("Callable[..., SearchAlgorithm]", LAYOUT_ALGORITHMS[name])
+    return make() if seed is None else make(seed=seed)
 
 
 def _run_search(
     case: Case, name: str, seed: int | None, problem: Problem, costs: SharedCosts, target: float
 ) -> SearchRun:
-    make = cast("Callable[..., SearchAlgorithm]", LAYOUT_ALGORITHMS[name])
-    algorithm = make() if seed is None else UntilTarget(make(seed=seed), target)
+    algorithm = make_algorithm(name, seed)
+    if seed is not None:
+        algorithm = UntilTarget(algorithm, target)
     limits: Any = {"budget": BUDGET, "seconds": None if name == PROVING else SECONDS}
     empty = partial(SearchRun, case.name, name, seed)
     try:

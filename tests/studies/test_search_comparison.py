@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS
+from meshwise.strategies.search.algorithms import LAYOUT_ALGORITHMS, NEEDED_PACKAGES
 
 from . import search_runs
 from .search_comparison import Comparison, compare, main, write_page
@@ -77,7 +77,8 @@ def test_a_comparison_goes_on_where_it_was_ended(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_algorithm_and_problem(tmp_path: Path, monkeypatch: Any) -> None:
-    pytest.importorskip("torch", reason="one algorithm is reinforcement learning")
+    for package in NEEDED_PACKAGES.values():
+        pytest.importorskip(package, reason="one algorithm needs it")
     place = tmp_path / "search"
     assert write_page(str(place), 2, lambda text: None, TWO) == ()
     names = {path.name for path in place.iterdir()}

@@ -56,8 +56,11 @@ LAYOUT_ALGORITHMS = (
             "breadth_first": "meshwise.strategies.search.algorithms.exhaustive.BreadthFirst",
             "beam": "meshwise.strategies.search.algorithms.beam.Beam",
             "mcmc": "meshwise.strategies.search.algorithms.mcmc.MCMC",
+            "simulated_annealing": "meshwise.strategies.search.algorithms.simulated_annealing.SimulatedAnnealing",
+            "genetic": "meshwise.strategies.search.algorithms.genetic.Genetic",
             "mcts": "meshwise.strategies.search.algorithms.mcts.MCTS",
             "reinforcement": "meshwise.strategies.search.algorithms.reinforcement.Reinforcement",
+            "tpe": "meshwise.strategies.search.algorithms.tpe.TPE",
             "random": "meshwise.strategies.search.algorithms.random.RandomSearch",
             "expert": "meshwise.strategies.search.algorithms.expert.Expert",
             "bottleneck": "meshwise.strategies.search.algorithms.bottleneck.Bottleneck",
@@ -86,6 +89,11 @@ ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
 """All algorithms by name; the fields of each are its hyper-parameters."""
 
 
+NEEDED_PACKAGES = {"reinforcement": "torch", "tpe": "optuna"}
+"""The package that an algorithm needs beside those of the core, by the algorithm's name."""
+
+
 def list_installed() -> tuple[str, ...]:
-    """Return the names of the algorithms whose packages are installed: ``reinforcement`` needs torch."""
-    return tuple(name for name in ALGORITHMS if name != "reinforcement" or find_spec("torch") is not None)
+    """Return the names of the algorithms whose packages (`NEEDED_PACKAGES`) are installed."""
+    missing = {name for name, package in NEEDED_PACKAGES.items() if find_spec(package) is None}
+    return tuple(name for name in ALGORITHMS if name not in missing)

@@ -15,7 +15,17 @@ from meshwise.strategies.search.space import Space, layouts
 from ..small_problems import FakeCost, small_problem
 
 PROBLEM = small_problem()
-LISTING = ("breadth_first", "beam", "mcmc", "mcts", "reinforcement", "expert", "bottleneck")
+LISTING = (
+    "breadth_first",
+    "beam",
+    "mcmc",
+    "simulated_annealing",
+    "mcts",
+    "reinforcement",
+    "tpe",
+    "expert",
+    "bottleneck",
+)
 
 
 @pytest.mark.parametrize("name", LISTING)
@@ -27,7 +37,7 @@ def test_a_space_too_large_to_list_is_refused(name: str, monkeypatch: pytest.Mon
         search(algorithm, PROBLEM, costs=FakeCost())
 
 
-@pytest.mark.parametrize("name", ["best_first", "random", "exhaustive"])
+@pytest.mark.parametrize("name", ["best_first", "genetic", "random", "exhaustive"])
 def test_others_need_no_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "MOST_LISTED", 0)
     assert search(LAYOUT_ALGORITHMS[name](), PROBLEM, costs=FakeCost(), budget=3).evaluations
