@@ -414,7 +414,8 @@ class JointSearch:
             if any(list_operator_violations(self.problem, plan)):
                 return False
             if self.costs.fits(plan):
-                yield from self._propose(self._find_schedule(plan))
+                for rival in self._list_schedules(plan):
+                    yield from self._propose(rival)
                 return not all(solution.is_free for solution in assembly.stages)
             needed_bytes = self.costs.peak_memory(plan) - operators.resident_bytes
             limit = int(min(limit * operators.limit / needed_bytes, limit * 0.97))
@@ -445,12 +446,12 @@ class JointSearch:
             ties.append((first, second, 2.0 * count_ticks(size)))
         return BoundaryTicks(crossings, tuple(ties))
 
-    def _find_schedule(self, plan: Plan) -> Plan:
-        """Return a plan with the schedule, of those that fit, whose bound is least."""
-        schedules = CHANGED_SCHEDULES if plan.pipeline > 1 else ()
-        plans = (replace(plan, schedule=schedule) for schedule in schedules if self._allows("schedule", schedule))
-        rivals = [rival for rival in plans if not any(list_operator_violations(self.problem, rival))]
-        return min((plan, *filter(self.costs.fits, rivals)), key=self.costs.plan_bound)
+    def _list_schedules(self, plan: Plan) -> list[Plan]:
+        """Return a plan with every schedule that the space allows, the lowest bound first."""
+        schedules = CHANGED_SCHEDULES if plan.pipeline > 1 else (plan.schedule,)
+        plans = [replace(plan, schedule=schedule) for schedule in schedules if self._allows("schedule", schedule)]
+        legal_plans = [rival for rival in plans if not any(list_operator_violations(self.problem, rival))]
+        return sorted(legal_plans, key=self.costs.plan_bound)
 
     def _allows(self, name: str, value: object) -> bool:
         return allows_value(getattr(self.space, name), value)
