@@ -123,7 +123,7 @@ def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None
             target_scenario = scenario.for_target(trainer)
         except ValueError:  # it can express no plan of the model
             continue
-        result = target_scenario.search(seconds=seconds, budget=budget)
+        result = target_scenario.search_plan(seconds=seconds, budget=budget)
         if result.interrupted:
             raise KeyboardInterrupt
         if (best_trial := result.best) is not None:

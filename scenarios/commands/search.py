@@ -196,7 +196,7 @@ def search(
         follow(state)
 
     with _open_executor(workers, scheduler) as executor:
-        result = value.search(
+        result = value.search_plan(
             algorithm,
             budget=budget,
             seconds=_search_seconds(value, limit),
