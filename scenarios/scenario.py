@@ -407,7 +407,7 @@ class Scenario:
         return (layout,) if violation is None and complete(self.problem, layout) == self.plan else ()
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
-        """Return the result of each algorithm (None: all installed ones) under equal limits, which `search_plan` takes."""
+        """Return the result of each algorithm (None: all installed ones) under equal limits, as `search_plan` has."""
         from meshwise.strategies.search.driver import SearchResults
 
         names = list_installed() if algorithms is None else tuple(algorithms)

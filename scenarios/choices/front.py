@@ -84,9 +84,8 @@ def _list_possible_figures(choice: Choice) -> Iterator[tuple[SetupAnswer, Figure
     """Yield the least figures of plans of setups whose fastest plan is not proven: nothing is known of their memory."""
     for answer in choice.answers:
         if answer.bound < inf and not answer.is_proven:
-            for bill in choice.list_least_bills(answer):
-                if choice.terms.is_met(bill):
-                    yield answer, _list_figures(bill, 0.0)
+            for bill in choice.list_possible_bills(answer):
+                yield answer, _list_figures(bill, 0.0)
 
 
 def _find_interval(answer: SetupAnswer, bill: Bill) -> tuple[float, float]:

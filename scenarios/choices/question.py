@@ -115,9 +115,7 @@ class Question:
             raise ValueError("spot: reclaims are of spot machines and need their price, met none; as in 0.80")
         if self.tokens is None and min(self.deadline, self.budget) < inf:
             name = "deadline" if self.deadline < inf else "budget"
-            raise ValueError(
-                f"tokens: a {name} is about a whole run and needs its tokens, met none; as in 15T"
-            )
+            raise ValueError(f"tokens: a {name} is about a whole run and needs its tokens, met none; as in 15T")
         limits = {"tokens": self.tokens, "critical_batch": self.critical_batch, "deadline": self.deadline}
         limits |= {"budget_usd": self.budget, "price": self.price}
         for name, value in (limits | {"spot": self.spot, "reclaim_every": self.reclaim_every}).items():
@@ -175,7 +173,7 @@ class Question:
         return Setup(nodes, scenario, tuple(self._list_offers(scenario, None if unknown_names else power)))
 
     def _list_offers(self, scenario: Scenario, power: float | None) -> Iterator[Rates]:
-        """Yield the rates of machines on demand, unless spot machines alone have a price, and those of spot machines."""
+        """Yield the rates on demand, unless spot machines alone have a price, and those of spot machines."""
         devices = scenario.problem.cluster.num_devices
         if self.price is not None or self.spot is None:
             yield Rates(devices, None if self.price is None else self.price * devices, power)

@@ -14,6 +14,7 @@ from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.simulator.units import format_duration, format_size, format_time
 from meshwise.strategies.search.objective import Bill, Machines, Objective, RunTerms
 
+
 def format_money(dollars: float | None) -> str:
     """Return US dollars as text with at least three digits that count.
 
@@ -106,8 +107,10 @@ def _list_cells(choice: Choice, answer: SetupAnswer) -> tuple[str, ...]:
 
 def _describe_state(answer: SetupAnswer) -> str:
     """Return the state of a setup, and on which machines it is better where there is a choice."""
-    has_choice = len(answer.bills) > 1 and answer.bill is not None and answer.state is not State.WORSE
-    return f"{answer.state}, {answer.bill.machines}" if has_choice and answer.bill is not None else str(answer.state)
+    is_known = answer.is_proven or answer.state in (State.BEST, State.OPEN)
+    if answer.bill is None or len(answer.bills) == 1 or not is_known or answer.state is State.MISSES_TERMS:
+        return str(answer.state)
+    return f"{answer.state}, {answer.bill.machines}"
 
 
 def list_best_lines(
@@ -200,7 +203,7 @@ FRONT_HEADER = ("nodes", "devices", "batch", "machines", "run", "cost", "memory"
 
 def list_trial_rows(answer: SetupAnswer) -> list[tuple[str, ...]]:
     """Return a row for every evaluated plan of a setup that no other beats in step time and memory."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for trial in answer.trials:
         evaluation = trial.evaluation
         figures = format_time(evaluation.step_time), format_size(evaluation.peak_memory)
@@ -248,7 +251,9 @@ def describe_gap(choice: Choice) -> str:
     if choice.gap > 1e-9:
         has_failures = best.bill is not None and best.setup.scenario.run is not None
         if has_failures and best.is_proven and not num_open:
-            return f"the fastest plan of every setup that may be better is proven; failures are simulated ({num_setups})"
+            return (
+                f"the fastest plan of every setup that may be better is proven; failures are simulated ({num_setups})"
+            )
         failures = ", without failures in the bound" if has_failures else ""
         return f"{choice.gap:.1%}{failures}{rest}"
     if num_open or not best.is_settled:
@@ -260,9 +265,14 @@ def describe_misfit(choice: Choice) -> str:
     """Return why no setup keeps the terms, and which comes nearest."""
     terms, nearest = choice.terms, choice.nearest
     num_setups = count_things(len(choice.answers), "setup")
-    if all(answer.state is State.NOTHING_FITS for answer in choice.answers):
-        largest = max(choice.answers, key=lambda answer: answer.setup.devices)
-        return f"no plan fits on any of {num_setups}; {explain_misfit(largest.setup.scenario, largest.nearest)}"
+    unfit_answers = [answer for answer in choice.answers if answer.state in (State.NOTHING_FITS, State.NO_PLAN)]
+    if len(unfit_answers) == len(choice.answers):
+        # of setups that lack memory the largest says the most, if there is one
+        shown = max(unfit_answers, key=lambda answer: (answer.state is State.NOTHING_FITS, answer.setup.devices))
+        reason = explain_misfit(shown.setup.scenario, shown.nearest)
+        if shown.state is State.NO_PLAN:
+            return f"no plan is allowed on any of {num_setups}: {reason.removeprefix('nothing fits: ')}"
+        return f"no plan fits on any of {num_setups}; on {count_things(shown.setup.nodes, 'node')} {reason}"
     found = "" if nearest is None or nearest.bill is None else f"; nearest{_describe_nearest(nearest, nearest.bill)}"
     has_terms = min(terms.deadline, terms.budget) < inf
     if any(answer.state in (State.OPEN, State.SEARCHED) for answer in choice.answers):
@@ -270,8 +280,7 @@ def describe_misfit(choice: Choice) -> str:
             time_text = format_duration(choice.wall_time)
             return f"time ran out after {time_text}, before a plan was found that fits; whether one does is not known"
         return f"time ran out, and no plan that keeps {_describe_terms(terms)} was found yet{found}"
-    num_unfit = sum(answer.state is State.NOTHING_FITS for answer in choice.answers)
-    unfit_text = f" (on {num_unfit} of them nothing fits)" if num_unfit and has_terms else ""
+    unfit_text = f" (on {len(unfit_answers)} of them no plan fits)" if unfit_answers and has_terms else ""
     return f"no plan of {num_setups}{unfit_text} keeps {_describe_terms(terms)}{found}"
 
 

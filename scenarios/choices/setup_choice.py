@@ -18,7 +18,7 @@ from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.driver import FINISHED, Progress, SearchResult
-from meshwise.strategies.search.objective import Bill, Machines, RunTerms
+from meshwise.strategies.search.objective import Bill, Machines, Objective, RunTerms
 
 LEAST_SLICE = 1.0
 """Least seconds of the first search of a setup; every further search of it may take twice the seconds of the last."""
@@ -28,7 +28,7 @@ class State(StrEnum):
     """What is known of a setup; all but the best and open ones are proven.
 
     ``searched`` is a setup whose fastest plan is known and is not the best, where failures leave the bound of its bill
-    too low to prove that no plan of it is.
+    too low to prove that no plan of it is. ``no plan allowed`` is one of which the limits of the space leave no plan.
     """
 
     BEST = "best"
@@ -36,6 +36,7 @@ class State(StrEnum):
     SEARCHED = "searched"
     MISSES_TERMS = "misses the terms"
     NOTHING_FITS = "nothing fits"
+    NO_PLAN = "no plan allowed"
     OPEN = "open"
 
 
@@ -141,6 +142,10 @@ class Choice:
         """Return what no plan of a setup is below, by the offers of the setup; empty where nothing fits."""
         return _list_least_bills(self.terms, answer)
 
+    def list_possible_bills(self, answer: SetupAnswer) -> tuple[Bill, ...]:
+        """Return those of them that a plan may come near to, and keep the terms."""
+        return _list_possible_bills(self.terms, self.question.objective, answer)
+
 
 def _find_excess(terms: RunTerms, answer: SetupAnswer) -> float:
     """Return by which factor the bill of a setup is above its deadline or its budget; infinite without a plan."""
@@ -151,6 +156,13 @@ def _list_least_bills(terms: RunTerms, answer: SetupAnswer) -> tuple[Bill, ...]:
     if answer.bound == inf:
         return ()
     return tuple(terms.write_bill(rates, answer.setup.batch, answer.bound) for rates in answer.setup.offers)
+
+
+def _list_possible_bills(terms: RunTerms, objective: Objective, answer: SetupAnswer) -> tuple[Bill, ...]:
+    # a search that was cut off there proves that no plan is below the cutoff: its bound is the cutoff itself
+    bills = zip(answer.setup.offers, _list_least_bills(terms, answer), strict=False)
+    batch = answer.setup.batch
+    return tuple(bill for rates, bill in bills if answer.bound < terms.find_cutoff(rates, batch, objective, None))
 
 
 def write_bills(question: Question, terms: RunTerms, setup: Setup, plan: Plan, step_time: float) -> tuple[Bill, ...]:
@@ -310,9 +322,7 @@ class _SetupSearch:
 
     def _find_offers_cutoff(self, index: int, best: Bill | None) -> float:
         setup = self.answers[index].setup
-        return max(
-            self.terms.find_cutoff(rates, setup.batch, self.question.objective, best) for rates in setup.offers
-        )
+        return max(self.terms.find_cutoff(rates, setup.batch, self.question.objective, best) for rates in setup.offers)
 
     def _search(self, index: int, cutoff: float, seconds: float) -> None:
         """Search one setup for plans faster than ``cutoff``."""
@@ -362,8 +372,7 @@ class _SetupSearch:
         """Return what no plan of any setup that keeps the terms can be below."""
         values, objective = [], self.question.objective
         for answer in self.answers:
-            bills = _list_least_bills(self.terms, answer)
-            values += [bill.find_value(objective) for bill in bills if self.terms.is_met(bill)]
+            values += [bill.find_value(objective) for bill in _list_possible_bills(self.terms, objective, answer)]
         return min(values, default=inf)
 
     def _find_state(self, index: int) -> State:
@@ -372,7 +381,7 @@ class _SetupSearch:
         if index == self.best_index:
             return State.BEST
         if answer.bound == inf:
-            return State.NOTHING_FITS
+            return State.NO_PLAN if answer.nearest is None else State.NOTHING_FITS
         if answer.bound >= self._find_terms_cutoff(index):
             return State.MISSES_TERMS
         if answer.bound >= self._find_rival_cutoff(index):

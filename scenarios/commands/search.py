@@ -183,7 +183,12 @@ def search(
     question = read_question(asked, compares=shows_front)
     if question is not None:
         named = asked | ({"front": True} if shows_front else {})
-        plan_options = {"algorithm": algorithm, "budget": budget, "resume": resume, "scheduler": scheduler}
+        plan_options: dict[str, Any] = {
+            "algorithm": algorithm,
+            "budget": budget,
+            "resume": resume,
+            "scheduler": scheduler,
+        }
         plan_options |= {"workers": None if workers == 1 else workers, "seed": seed, "robust": robust, "report": report}
         refuse_options(named, plan_options, "--")
         limit = value.limit_seconds(None, seconds)

@@ -39,6 +39,7 @@ from meshwise.scenarios.console import (
     print_rows,
     print_table,
 )
+from meshwise.scenarios.files.amounts import format_amount
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.fitting import start_timer
 from meshwise.scenarios.launches import (
@@ -100,7 +101,12 @@ def search_setups(
     if front:
         report.points = list_front_points(choice)
     if plot is not None and report.points:
-        draw_setups(list(map(front_to_json, report.points)), plot, title=scenario.name, facts=_describe_facts(choice))
+        draw_setups(
+            list(map(front_to_json, report.points)),
+            plot,
+            title=f"{scenario.name}: other sizes",
+            facts=_describe_facts(choice),
+        )
     if as_json:
         emit({"scenario": scenario.name} | to_document(choice) | report.build_document(front=front))
     else:
@@ -180,7 +186,7 @@ class _SetupReport:
 
 def _describe_facts(choice: Choice) -> str:
     """Return the line below the title of the picture: what was asked, and what the bars are."""
-    tokens = f"{choice.question.tokens:.4g} tokens, " if choice.question.tokens is not None else "one step, "
+    tokens = "one step, " if choice.question.tokens is None else f"{format_amount(choice.question.tokens)} tokens, "
     return f"{tokens}{count_things(len(choice.answers), 'setup')}; bars: 90 % of runs; every setup by its fastest plan"
 
 
@@ -195,8 +201,8 @@ def _describe_files(out: str, best: SetupAnswer) -> str:
     batch, brave = best.setup.scenario.problem.training.global_batch, best.setup.scenario.problem.memory_margin == 1.0
     scenario_file = name_setup_file(out)
     return (
-        f"{out} is a plan for {count_things(best.setup.nodes, 'node')} and a global batch of {batch:,}, the scenario of "
-        f"which is {scenario_file}: meshwise simulate {scenario_file} --plan {out}{' --brave' if brave else ''}"
+        f"{out} is a plan for {count_things(best.setup.nodes, 'node')} and a global batch of {batch:,}, the scenario "
+        f"of which is {scenario_file}: meshwise simulate {scenario_file} --plan {out}{' --brave' if brave else ''}"
     )
 
 

@@ -52,6 +52,18 @@ def parse_amount(value: Any) -> float:
     return float(match[1]) * _SUFFIXES[match[2].upper()]
 
 
+def format_amount(tokens: float) -> str:
+    """Return a number of tokens as people write it.
+
+    >>> format_amount(3e11), format_amount(1.5e12), format_amount(500.0)
+    ('300B', '1.5T', '500')
+    """
+    for suffix in "TBM":
+        if tokens >= _SUFFIXES[suffix]:
+            return f"{tokens / _SUFFIXES[suffix]:.4g}{suffix}"
+    return f"{tokens:.4g}"
+
+
 def parse_price(value: Any) -> float:
     """Return US dollars for an hour of one device.
 
