@@ -1,6 +1,7 @@
 """``meshwise search`` with an objective, terms of a run, or several machines: the best setup with its plan."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import typer
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.pictures.setups import draw_setups
 from meshwise.scenarios.choices.front import FrontPoint, list_front_points
-from meshwise.scenarios.choices.question import Question, make_question
+from meshwise.scenarios.choices.question import PARSERS, Question, make_question
 from meshwise.scenarios.choices.report import (
     FRONT_HEADER,
     RunnableSetup,
@@ -60,7 +61,7 @@ def read_question(values: dict[str, Any], *, compares: bool) -> Question | None:
         return make_question(values, compares=compares)
     except ValueError as error:
         message = str(error)
-        name = next(name for name in sorted(values, key=len, reverse=True) if message.startswith(name))
+        name = next(name for name in PARSERS if re.match(rf"{name}\b", message))
         raise ValueError(f"--{name.replace('_', '-')}{message.removeprefix(name)}") from None
 
 

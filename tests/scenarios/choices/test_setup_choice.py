@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwise.scenarios.choices.question import Question, resize
 from meshwise.scenarios.choices.front import dominates, list_front_points
+from meshwise.scenarios.choices.question import Question, resize
 from meshwise.scenarios.choices.setup_choice import State, choose_setup
 from meshwise.scenarios.choices.spot import find_default_costs
 from meshwise.scenarios.loader import load
