@@ -42,8 +42,7 @@ def build_setup_files(setup: Setup, path: Path) -> dict[Path, str]:
     data["training"]["global_batch"] = problem.training.global_batch
     if scenario.framework is None and scenario.asked_target is not None:
         data["training"]["framework"] = problem.training.framework
-    own_cluster = load(scenario.file).problem.cluster
-    if "preset" in data["cluster"] and own_cluster.with_size(setup.nodes) == problem.cluster:
+    if "preset" in data["cluster"] and _is_own_machine(setup):
         data["cluster"]["nodes"] = setup.nodes
     else:
         data["cluster"] = build_cluster_document(problem.cluster)
@@ -58,3 +57,9 @@ def build_setup_files(setup: Setup, path: Path) -> dict[Path, str]:
         if not data["search"]:
             del data["search"]
     return {**files, path: dump_yaml(data)}
+
+
+def _is_own_machine(setup: Setup) -> bool:
+    """Return whether a setup's machine is that of its scenario's file, on another number of nodes at most."""
+    cluster, own_cluster = setup.scenario.problem.cluster, load(setup.scenario.file).problem.cluster
+    return cluster == (own_cluster if setup.nodes == own_cluster.num_nodes else own_cluster.with_size(setup.nodes))

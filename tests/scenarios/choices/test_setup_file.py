@@ -43,7 +43,14 @@ def test_another_machine_is_written_out_and_a_target_is_named(tmp_path: Path) ->
 def test_the_question_and_the_own_plan_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "asked.yaml"
     text = Path(find_scenario("gpt3-175b-1024-a100")).read_text("utf-8")
-    path.write_text(f"{text}\nsearch: {{minimize: cost, price: 2, seconds: 9 s}}\n")
+    assert "\nsearch:\n" in text and "\nplan:\n" in text
+    path.write_text(text.replace("\nsearch:\n", "\nsearch:\n  minimize: cost\n  price: 2\n  seconds: 9 s\n"))
     setup = Question(nodes=(1,)).list_setups(load(path))[0]
     (written,) = build_setup_files(setup, tmp_path / "p.scenario.yaml").values()
-    assert "search:\n  seconds: 9 s" in written and "plan:" not in written and "measured:" not in written
+    assert (
+        "  seconds: 9 s" in written
+        and "minimize" not in written
+        and "price" not in written
+        and "plan:" not in written
+        and "measured:" not in written
+    )
