@@ -89,7 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(16.0)
 
     def aim(_: Scenario, target: str) -> SimpleNamespace:
-        return SimpleNamespace(search=partial(clock.search, target, interrupted=clock.left <= 0))
+        return SimpleNamespace(search_plan=partial(clock.search, target, interrupted=clock.left <= 0))
 
     monkeypatch.setattr(Scenario, "for_target", aim)
     return clock
