@@ -386,7 +386,8 @@ class _SetupSearch:
             return State.MISSES_TERMS
         if answer.bound >= self._find_rival_cutoff(index):
             return State.WORSE
-        return State.SEARCHED if answer.is_settled else State.OPEN
+        # a search to its end leaves a bound below its best plan where a faster one was judged to lack memory
+        return State.SEARCHED if answer.is_settled and (answer.best is None or answer.is_proven) else State.OPEN
 
 
 def list_front_trials(trials: Iterable[Trial]) -> Iterator[Trial]:

@@ -214,3 +214,19 @@ def test_failures_leave_the_bound_of_a_bill_lower(tmp_path: Path) -> None:
     choice = choose_setup(load(str(path)), Question(Objective.TIME, nodes=(1, 2), tokens=TOKENS), seconds=None)
     assert choice.best is not None and choice.best.bill is not None and 0.5 < choice.best.bill.goodput < 1
     assert choice.gap is not None and 0 < choice.gap <= 1 / choice.best.bill.goodput - 1 + 1e-9
+
+
+def test_a_setup_without_a_proof_is_open_though_its_search_ended(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a faster plan was judged to lack memory: the bound is then below the plan that was found."""
+    search = Scenario.search_plan
+
+    def search_loosely(value: Scenario, **options: Any) -> Any:
+        result = search(value, **options)
+        return replace(result, lower_bound=None if result.lower_bound is None else 0.5 * result.lower_bound)
+
+    monkeypatch.setattr(Scenario, "search_plan", search_loosely)
+    choice = choose_setup(scenario, Question(nodes=(1, 2), tokens=TOKENS, compares=True), seconds=None)
+    assert choice.best is not None and choice.gap is not None and choice.gap > 0
+    assert [answer.state for answer in choice.answers if answer is not choice.best] == [State.OPEN]
