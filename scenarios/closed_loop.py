@@ -114,12 +114,12 @@ def find_best_plans(scenario: "Scenario", max_plans: int, note: NoteCallback) ->
     ValueError
         Where no plan that fits can be run.
     """
-    result = scenario.search()
+    result = scenario.search_plan()
     plans = list_executable(scenario, result, max_plans)
     if len(plans) < max_plans:
         evaluated_text = f"{result.algorithm} evaluated {len(result.trials)} plans"
         note(f"{evaluated_text}; looking at the others for {max_plans} that can run")
-        candidates = list_executable(scenario, scenario.search("exhaustive", budget=EXTRA_EVALUATIONS), max_plans)
+        candidates = list_executable(scenario, scenario.search_plan("exhaustive", budget=EXTRA_EVALUATIONS), max_plans)
         plans = sorted({*plans, *candidates}, key=lambda plan: scenario.simulate(plan).step_time)[:max_plans]
     if not plans:
         raise ValueError(f"{scenario.file}: no plan that fits can be run by the executor")

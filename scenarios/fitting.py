@@ -14,7 +14,7 @@ from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.evaluation import CostModel
+from meshwise.strategies.evaluation import CostModel, Trial
 from meshwise.strategies.explanation.ranking import ranking
 from meshwise.strategies.explanation.relief import Relief, list_reliefs
 from meshwise.strategies.explanation.shortfall import Shortfall, find_shortfall
@@ -27,7 +27,7 @@ from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
 from meshwise.strategies.search.driver import FINISHED, SearchResult
 from meshwise.strategies.search.proposals import OutOfTime
-from meshwise.strategies.search.space import Space, neighbours
+from meshwise.strategies.search.space import Space, layouts, neighbours
 
 EMPTY_SPACE = "nothing fits: the search space is empty; the limits in search.space allow no legal plan"
 
@@ -60,6 +60,42 @@ def proves_nothing_fits(result: SearchResult) -> bool:
     if result.best is not None or result.end != FINISHED:
         return False
     return result.nearest is None or (result.nothing_fits and not result.nearest.evaluation.fits)
+
+
+def explain_misfit(scenario: Scenario, nearest: Trial | None) -> str:
+    """Return why no plan of a scenario's space fits.
+
+    ``nearest`` is the plan that needs the least memory; ``None`` where the space is empty.
+    """
+    if nearest is not None:
+        lacking = describe_shortfall(scenario.problem, find_shortfall(scenario.problem, nearest.plan))
+        return f"nothing fits: the plan that needs the least on devices is {nearest.plan.describe()}: {lacking}"
+    reason = EMPTY_SPACE
+    if scenario.target is not None:
+        from meshwise.scenarios.interchange.targets import Acceptance  # the field maps of all trainers
+
+        reason = f"{EMPTY_SPACE} that {Acceptance(scenario.target, scenario.spec).can}"
+    names = [name for name in dict(scenario.search_settings.space) if _has_plans(_without_limit(scenario, name))]
+    return f"{reason}{_describe_limits(names)}"
+
+
+def _without_limit(scenario: Scenario, name: str) -> Scenario:
+    settings = scenario.search_settings
+    limits = tuple((other, limit) for other, limit in settings.space if other != name)
+    return replace(scenario, search_settings=replace(settings, space=limits))
+
+
+def _has_plans(scenario: Scenario) -> bool:
+    """Return whether the space of a scenario has a plan, and its target can express one."""
+    space = scenario.make_space()
+    return next(layouts(scenario.problem, space), None) is not None
+
+
+def _describe_limits(names: list[str]) -> str:
+    if not names:
+        return ""
+    fields = " or ".join(f"search.space.{name}" for name in names)
+    return f"; without {fields} there are some"
 
 
 def explain_space_shortfall(scenario: Scenario, time_left: TimeLeft = unlimited_seconds) -> dict[str, Any]:

@@ -28,6 +28,14 @@ from meshwise.strategies.search.space import groups
 RESERVE = 0.1
 """Fraction of a search's seconds that is reserved to find a plan that some trainer runs, if none runs the fastest."""
 
+LEAST_RESERVE = 2.0
+"""Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
+
+LATE = 0.5
+"""Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
+
+NONE_RUNNABLE = "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
+
 MIN_SECONDS = 0.5
 """Least seconds for which a further search starts: listing its plans takes as long."""
 
@@ -95,6 +103,14 @@ def seeks_trainer(scenario: Scenario) -> bool:
     return scenario.framework is None and scenario.target is None and isinstance(scenario.spec, Transformer)
 
 
+def reserve_seconds(scenario: Scenario, limit: float | None) -> float | None:
+    """Return the seconds for a search alone, less a reserve for what follows; ``None`` where it has no limit."""
+    if limit is None or limit <= 0:
+        return limit
+    reserve = max(RESERVE * limit, LEAST_RESERVE) if seeks_trainer(scenario) else LATE
+    return max(limit / 2, limit - reserve)
+
+
 def needs_runnable(scenario: Scenario, trainer_launches: tuple[Launch, ...]) -> bool:
     """Return whether a trainer is sought for a scenario and its plan fits in none."""
     return seeks_trainer(scenario) and not any(launch.fits for launch in trainer_launches)
@@ -123,7 +139,7 @@ def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None
             target_scenario = scenario.for_target(trainer)
         except ValueError:  # it can express no plan of the model
             continue
-        result = target_scenario.search(seconds=seconds, budget=budget)
+        result = target_scenario.search_plan(seconds=seconds, budget=budget)
         if result.interrupted:
             raise KeyboardInterrupt
         if (best_trial := result.best) is not None:

@@ -337,7 +337,8 @@ def _build_search(table: SearchTable | None, document: Document, faults: Faults)
     )
     pins, pin_errors = to_pins(table.pin) if table.pin else ((), [])
     faults.extend(document.fault(("search", "pin", name), message) for name, message in pin_errors)
-    settings = SearchSettings(table.algorithm, table.budget, table.seconds, tuple(table.options.items()), space, pins)
+    options, asked = tuple(table.options.items()), _list_asked(table, document, faults)
+    settings = SearchSettings(table.algorithm, table.budget, table.seconds, options, space, pins, asked)
     if table.model_fields_set:
         # to import an algorithm takes time: only its options need it, its name does not
         with _collect_faults(document, ("search", "options"), faults, dict(settings.options)):
@@ -345,6 +346,25 @@ def _build_search(table: SearchTable | None, document: Document, faults: Faults)
         with _collect_faults(document, ("search", "space"), faults, dict(settings.space)):
             settings.make_space()
     return settings
+
+
+_PLAN_FIELDS = ("algorithm", "budget", "seconds", "options", "space", "pin")
+"""Fields of ``search`` that say how a plan is looked for; the others ask for the machine of a run."""
+
+
+def _list_asked(table: SearchTable, document: Document, faults: Faults) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of a search that ask for the machine of a run; add a fault where one lacks another."""
+    values = {name: value for name, value in table if name not in _PLAN_FIELDS and value is not None}
+    if values:
+        from meshwise.scenarios.choices.question import make_question  # imports a search, of which few files ask
+
+        try:
+            make_question(values)
+        except ValueError as error:
+            name = re.split(r"\W", str(error), maxsplit=1)[0]  # every message of a question begins with its field
+            message = str(error).removeprefix(name).removeprefix(":").lstrip()
+            faults.append(document.fault(("search", name), message))
+    return tuple(values.items())
 
 
 def _check_pins(problem: Problem, settings: SearchSettings, document: Document, faults: Faults) -> None:

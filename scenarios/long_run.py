@@ -61,9 +61,16 @@ class RunSettings:
             seed=table.seed,
         )
 
-    def find_goodput(self, cluster: Cluster, devices: Sequence[int], step_time: float) -> Goodput:
-        """Return the goodput of the run, at the best checkpoint interval where the settings have none."""
+    def find_goodput(
+        self, cluster: Cluster, devices: Sequence[int], step_time: float, more_rates: tuple[FailureRate, ...] = ()
+    ) -> Goodput:
+        """Return the goodput of the run, at the best checkpoint interval where the settings have none.
+
+        ``more_rates`` are failures beside those of the settings.
+        """
         run, runs = self.to_long_run(cluster, devices, step_time), self.table.runs
+        if more_rates:
+            run = replace(run, failures=replace(run.failures, rates=(*run.failures.rates, *more_rates)))
         return best_interval(run, runs).goodput if self.table.checkpoint.interval is None else goodput(run, runs)
 
     def extend_simulation(self, simulation: "Simulation", cluster: Cluster) -> "Simulation":

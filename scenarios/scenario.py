@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
     from meshwise.executor.options import RunOptions
+    from meshwise.scenarios.choices.setup_choice import Choice
     from meshwise.scenarios.files.errors import Fault
     from meshwise.scenarios.interchange.targets import Acceptance
     from meshwise.scenarios.long_run import RunSettings
@@ -81,7 +82,8 @@ class Measured:
 class SearchSettings:
     """How to search for a plan: an algorithm by name with its options, limits of the space, and pinned operators.
 
-    ``budget`` is in evaluations, ``seconds`` in wall time; None is the driver's default.
+    ``budget`` is in evaluations, ``seconds`` in wall time; None is the driver's default. ``asked`` are the fields that
+    ask for the best machine of a run, by name (`meshwise.scenarios.choices.question.PARSERS`).
     """
 
     algorithm: str = "auto"
@@ -90,6 +92,7 @@ class SearchSettings:
     options: tuple[tuple[str, Any], ...] = ()
     space: tuple[tuple[str, Any], ...] = ()
     pin: "tuple[Pin, ...]" = ()
+    asked: tuple[tuple[str, Any], ...] = ()
 
     __repr__ = brief_repr()
 
@@ -289,7 +292,37 @@ class Scenario:
         result = simulate_plan(self.problem, self.choose_plan(plan), engine, self.assumptions)
         return result if self.run is None else self.run.extend_simulation(result, self.problem.cluster)
 
-    def search(
+    def search(self, algorithm: str | None = None, **options: Any) -> "SearchResult | Choice":
+        """Return the best plan that a search finds; or the best machine, batch and plan of a whole run.
+
+        Both results have ``best.plan``, ``best.evaluation`` and ``gap``.
+
+        Parameters
+        ----------
+        algorithm
+            Its name, for the fastest plan on the scenario's own machine.
+        **options
+            Those of `search_plan` give the result of that. An objective, terms of a run, or numbers of nodes give a
+            `meshwise.scenarios.choices.setup_choice.Choice`, as does a file that has one of these: ``minimize``
+            (``"time"``, ``"cost"``, ``"devices"`` or ``"energy"``), ``nodes`` and ``batch`` (a number, a list, or text
+            such as ``"1..8"``), ``tokens`` and ``critical_batch`` (numbers, or ``"300B"``), ``deadline`` and
+            ``reclaim_every`` (seconds, or ``"30d"``), ``budget_usd``, ``price`` and ``spot`` (US dollars); they
+            replace those of the file, and ``front=True`` searches every setup to its end. With them go ``seconds`` and
+            ``target`` alone.
+
+        Raises
+        ------
+        ValueError
+            Where an option is unknown or has no such value, or one needs another.
+        """
+        from meshwise.scenarios.choices.keywords import search_setups, split_options
+
+        asked, rest = split_options(self, options)
+        if not asked:
+            return self.search_plan(algorithm, **rest)
+        return search_setups(self, asked, {"algorithm": algorithm} | rest)
+
+    def search_plan(
         self,
         algorithm: str | None = None,
         *,
@@ -301,7 +334,9 @@ class Scenario:
         executor: "Executor | None" = None,
         target: str | None = None,
     ) -> "SearchResult":
-        """Return the best plan that a search finds, with its proof or gap; arguments replace the scenario's settings.
+        """Return the best plan on the scenario's own machine that a search finds, with its proof or gap.
+
+        Arguments replace the scenario's settings.
 
         Parameters
         ----------
@@ -372,11 +407,11 @@ class Scenario:
         return (layout,) if violation is None and complete(self.problem, layout) == self.plan else ()
 
     def compare(self, algorithms: Iterable[str] | None = None, **limits: Any) -> "SearchResults":
-        """Return the result of each algorithm (None: all installed ones) under equal limits, which `search` takes."""
+        """Return the result of each algorithm (None: all installed ones) under equal limits, as `search_plan` has."""
         from meshwise.strategies.search.driver import SearchResults
 
         names = list_installed() if algorithms is None else tuple(algorithms)
-        return SearchResults(self.search(name, **limits) for name in names)
+        return SearchResults(self.search_plan(name, **limits) for name in names)
 
     def execute(
         self,

@@ -1,17 +1,32 @@
 """What is asked of a training run: how much is trained, what is made least, and among which machines and batches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
+from meshwise.scenarios.choices.spot import Reclaims
+from meshwise.scenarios.files.amounts import (
+    MAX_COUNTS,
+    parse_amount,
+    parse_counts,
+    parse_dollars,
+    parse_duration,
+    parse_price,
+)
+from meshwise.scenarios.files.errors import suggest_nearest
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog.power import list_powers
-from meshwise.strategies.search.objective import Objective, Rates, RunTerms
+from meshwise.strategies.search.objective import Machines, Objective, Rates, RunTerms
 
-MAX_SETUPS = 1000
+MAX_SETUPS = MAX_COUNTS
 """Most setups of one question."""
+
+LEAST_GOODPUT = 1e-6
+"""A run that fails before every checkpoint never ends; so that its bill has numbers, it ends after a million times."""
 
 MAX_TOKENS = 1e18
 """Most tokens of a run: ten thousand times those of any run so far."""
@@ -19,13 +34,21 @@ MAX_TOKENS = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A scenario on a number of nodes, with a batch size, and what its machine takes while it runs."""
+    """A scenario on a number of nodes, with a batch size, and what its machine takes while it runs.
+
+    ``offers`` are the rates at which the machine can be paid for: on demand, as spot machines, or both.
+    """
 
     nodes: int
     scenario: Scenario
-    rates: Rates
+    offers: tuple[Rates, ...]
 
-    __repr__ = brief_repr("nodes", "rates")
+    __repr__ = brief_repr("nodes", "offers")
+
+    @property
+    def devices(self) -> int:
+        """Devices that are paid for."""
+        return self.offers[0].devices
 
     @property
     def batch(self) -> float:
@@ -55,7 +78,11 @@ class Question:
     budget
         US dollars that it may cost.
     price
-        US dollars an hour of one device; ``None`` where it is not known.
+        US dollars an hour of one device on demand; ``None`` where it is not known.
+    spot
+        US dollars an hour of one device of a spot machine; ``None`` where none is offered.
+    reclaim_every
+        Mean time in s between reclaims of one spot node.
     compares
         Whether the best plan of every setup is asked for, and not the best setup alone.
     """
@@ -68,6 +95,8 @@ class Question:
     deadline: float = inf
     budget: float = inf
     price: float | None = None
+    spot: float | None = None
+    reclaim_every: float | None = None
     compares: bool = False
 
     def __post_init__(self) -> None:
@@ -75,19 +104,25 @@ class Question:
             *(["minimize cost"] if self.objective is Objective.COST else []),
             *(["a budget"] if self.budget < inf else []),
         ]
-        if needs_price and self.price is None:
-            raise ValueError(f"price: {needs_price[0]} needs the price of a device-hour, met none; as in --price 2.50")
+        if needs_price and self.price is None and self.spot is None:
+            raise ValueError(f"price: {needs_price[0]} needs the price of a device-hour, met none; as in 2.50")
+        if self.spot is not None and self.reclaim_every is None:
+            raise ValueError(
+                "reclaim_every: spot machines are reclaimed, and their bill needs the mean time between reclaims of "
+                "one node, met none; as in 8h"
+            )
+        if self.spot is None and self.reclaim_every is not None:
+            raise ValueError("spot: reclaims are of spot machines and need their price, met none; as in 0.80")
         if self.tokens is None and min(self.deadline, self.budget) < inf:
             name = "deadline" if self.deadline < inf else "budget"
-            raise ValueError(
-                f"tokens: a {name} is about a whole run and needs its tokens, met none; as in --tokens 15T"
-            )
+            raise ValueError(f"tokens: a {name} is about a whole run and needs its tokens, met none; as in 15T")
         limits = {"tokens": self.tokens, "critical_batch": self.critical_batch, "deadline": self.deadline}
-        for name, value in (limits | {"budget": self.budget, "price": self.price}).items():
+        limits |= {"budget_usd": self.budget, "price": self.price}
+        for name, value in (limits | {"spot": self.spot, "reclaim_every": self.reclaim_every}).items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is more than 0, met {value:g}")
         if self.tokens is not None and self.tokens > MAX_TOKENS:
-            raise ValueError(f"tokens are at most {MAX_TOKENS:g}, met {self.tokens:g}; nearest: {MAX_TOKENS:g}")
+            raise ValueError(f"tokens is at most {MAX_TOKENS:g}, met {self.tokens:g}; nearest: {MAX_TOKENS:g}")
 
     def make_terms(self, scenario: Scenario) -> RunTerms:
         """Return the terms of the run that a scenario trains."""
@@ -125,7 +160,6 @@ class Question:
 
     def _make_setup(self, scenario: Scenario, nodes: int) -> Setup:
         cluster = scenario.problem.cluster
-        price = None if self.price is None else self.price * cluster.num_devices
         powers = list_powers()
         watts = [powers.get(node.accelerator.name) for node, _ in cluster.nodes]
         unknown_names = [node.accelerator.name for node, _ in cluster.nodes if node.accelerator.name not in powers]
@@ -136,7 +170,21 @@ class Question:
         power = sum(
             (watt or 0.0) * node.devices * count for watt, (node, count) in zip(watts, cluster.nodes, strict=True)
         )
-        return Setup(nodes, scenario, Rates(cluster.num_devices, price, None if unknown_names else power))
+        return Setup(nodes, scenario, tuple(self._list_offers(scenario, None if unknown_names else power)))
+
+    def _list_offers(self, scenario: Scenario, power: float | None) -> Iterator[Rates]:
+        """Yield the rates on demand, unless spot machines alone have a price, and those of spot machines."""
+        devices = scenario.problem.cluster.num_devices
+        if self.price is not None or self.spot is None:
+            yield Rates(devices, None if self.price is None else self.price * devices, power)
+        if self.reclaims is not None and self.spot is not None:
+            goodput = max(self.reclaims.find_most_goodput(scenario), LEAST_GOODPUT)
+            yield Rates(devices, self.spot * devices, power, Machines.SPOT, goodput)
+
+    @property
+    def reclaims(self) -> Reclaims | None:
+        """The reclaims of spot machines; ``None`` where none are offered."""
+        return None if self.reclaim_every is None else Reclaims(self.reclaim_every)
 
 
 def resize(scenario: Scenario, nodes: int, batch: int) -> Scenario:
@@ -152,3 +200,51 @@ def resize(scenario: Scenario, nodes: int, batch: int) -> Scenario:
     if problem.memory_margin != 1.0:
         resized_problem = with_margin(resized_problem)
     return replace(scenario, problem=resized_problem, plan=None)
+
+
+def _parse_objective(value: Any) -> Objective:
+    names = [str(objective) for objective in Objective]
+    if value not in names:
+        raise ValueError(f"is one of {', '.join(names)}, met {value!s:.40}{suggest_nearest(str(value)[:40], names)}")
+    return Objective(value)
+
+
+PARSERS: dict[str, tuple[str, Any]] = {
+    "minimize": ("objective", _parse_objective),
+    "nodes": ("nodes", parse_counts),
+    "batch": ("batches", parse_counts),
+    "tokens": ("tokens", parse_amount),
+    "critical_batch": ("critical_batch", parse_amount),
+    "deadline": ("deadline", parse_duration),
+    "budget_usd": ("budget", parse_dollars),
+    "price": ("price", parse_price),
+    "spot": ("spot", parse_price),
+    "reclaim_every": ("reclaim_every", parse_duration),
+}
+"""By the name of a field of files, an option and a keyword: the field of a question, and what reads its text."""
+
+
+def make_question(values: dict[str, Any], *, compares: bool = False) -> Question | None:
+    """Return the question that fields of a file, options or keywords ask, by their names in `PARSERS`.
+
+    Values are text as people write it, or numbers: of times in s. ``compares`` asks for the best plan of every setup,
+    as it is asked where nothing is to be made least. ``None`` where no field has a value.
+
+    Raises
+    ------
+    ValueError
+        Where a field has no value of its kind, or needs another; the message begins with the name of the field.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        field, parser = PARSERS[name]
+        is_seconds = parser is parse_duration and isinstance(value, int | float) and not isinstance(value, bool)
+        try:
+            fields[field] = float(value) if is_seconds else parser(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    if not fields and not compares:
+        return None
+    return Question(**fields, compares=compares or "objective" not in fields)

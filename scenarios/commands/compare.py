@@ -17,7 +17,6 @@ from meshwise.scenarios.commands.search_progress import follow_search
 from meshwise.scenarios.commands.search_report import (
     describe_gap,
     explain_failure,
-    explain_misfit,
     to_json,
     write_search_page,
 )
@@ -33,7 +32,7 @@ from meshwise.scenarios.console import (
     print_table,
 )
 from meshwise.scenarios.files.results import make_folder, write
-from meshwise.scenarios.fitting import proves_nothing_fits
+from meshwise.scenarios.fitting import explain_misfit, proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
@@ -66,7 +65,8 @@ def compare(
     results: list[SearchResult] = []
     for name in names:
         ticker = Ticker()
-        results.append(value.search(name, budget=budget, seconds=seconds, seed=seed, progress=follow_search(ticker)))
+        tell = follow_search(ticker)
+        results.append(value.search_plan(name, budget=budget, seconds=seconds, seed=seed, progress=tell))
         ticker.clear()
         if results[-1].interrupted:
             break
@@ -90,7 +90,7 @@ def _tell_end(value: Scenario, results: list[SearchResult]) -> int:
     if any(result.best is not None for result in results):
         return DONE
     known = next(filter(proves_nothing_fits, results), None)
-    note(explain_failure(results[0]) if known is None else explain_misfit(value, known))
+    note(explain_failure(results[0]) if known is None else explain_misfit(value, known.nearest))
     return FAILED if known is None else NOTHING_FITS
 
 

@@ -72,7 +72,7 @@ def demo(
     scenario = load(target / "scenario.yaml")
 
     note("2/4 search: the fastest plan for a small GPT")
-    search_result = scenario.search()
+    search_result = scenario.search_plan()
     if search_result.best is None:
         note("no plan of the demo fits into this machine's memory")
         raise typer.Exit(FAILED)
@@ -88,7 +88,7 @@ def demo(
     write_run(target, result, predicted, run)
 
     note("4/4 report")
-    search_results = (search_result, scenario.search("mcmc", budget=WALK))
+    search_results = (search_result, scenario.search_plan("mcmc", budget=WALK))
     _draw_pictures(target, search_results, predicted, run)
     _write_report(target, search_result, predicted, result)
     searches = [search_to_json(search_run, scenario.problem) for search_run in search_results]

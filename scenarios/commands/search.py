@@ -12,6 +12,7 @@ import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
+from meshwise.scenarios.choices.keywords import refuse_options
 from meshwise.scenarios.choices.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.choices.ties import Tie, find_tie
 from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
@@ -31,11 +32,10 @@ from meshwise.scenarios.commands.search_report import (
     NEGLIGIBLE,
     describe_gap,
     explain_failure,
-    explain_misfit,
     to_json,
     write_search_page,
 )
-from meshwise.scenarios.commands.search_setups import make_question, refuse_options, search_setups
+from meshwise.scenarios.commands.search_setups import read_question, search_setups
 from meshwise.scenarios.console import (
     DONE,
     FAILED,
@@ -50,6 +50,7 @@ from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.fitting import (
     GRACE,
     describe_room,
+    explain_misfit,
     explain_space_shortfall,
     proves_nothing_fits,
     start_timer,
@@ -57,7 +58,7 @@ from meshwise.scenarios.fitting import (
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import find_risk_limit
 from meshwise.scenarios.launches import (
-    RESERVE,
+    NONE_RUNNABLE,
     Launch,
     Runnable,
     describe_launches,
@@ -65,7 +66,7 @@ from meshwise.scenarios.launches import (
     find_near_misses,
     list_launches,
     needs_runnable,
-    seeks_trainer,
+    reserve_seconds,
 )
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
@@ -83,16 +84,8 @@ if TYPE_CHECKING:
     from meshwise.strategies.evaluation import Trial
     from meshwise.strategies.plan.plan import Plan
 
-LEAST_RESERVE = 2.0
-"""Least reserve in seconds, up to half of the limit, to find a runnable plan: a search may end a second late."""
-
-LATE = 0.5
-"""Reserve in seconds without that: the last simulation may end late, and the plans of the space are counted."""
-
 TIE_SECONDS = 2.0
 """Most seconds to look for a plan that is as fast as the best and takes less."""
-
-_NONE_RUNNABLE = "none was found in the time that is kept for it; --for megatron, torchtitan ... searches for one alone"
 
 AlgorithmName = Annotated[str | None, typer.Option(help="See `meshwise list algorithms`.")]
 BestPlanFile = Annotated[
@@ -125,8 +118,14 @@ CriticalBatch = Annotated[
     typer.Option(help="Tokens of the batch at which a run needs twice the tokens of one with small batches."),
 ]
 Deadline = Annotated[str | None, typer.Option(help="Time that the run may take, as 30d.")]
-BudgetDollars = Annotated[float | None, typer.Option("--budget-usd", help="US dollars that the run may cost.")]
+BudgetDollars = Annotated[str | None, typer.Option("--budget-usd", help="US dollars that the run may cost.")]
 Price = Annotated[str | None, typer.Option(help="US dollars for an hour of one device, as 2.50.")]
+Spot = Annotated[str | None, typer.Option(help="The same on spot machines, whose nodes may be reclaimed.")]
+ReclaimEvery = Annotated[str | None, typer.Option(help="Mean time between reclaims of one spot node, as 8h.")]
+Front = Annotated[bool, typer.Option("--front", help="Search every setup, and show those that no other beats.")]
+FrontPicture = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Draw time against money of all setups (.png, .svg).")
+]
 ProgressKind = Annotated[
     str | None, typer.Option("--progress", metavar="json", help="Tell the progress as JSON lines on stderr.")
 ]
@@ -155,6 +154,10 @@ def search(
     deadline: Deadline = None,
     budget_usd: BudgetDollars = None,
     price: Price = None,
+    spot: Spot = None,
+    reclaim_every: ReclaimEvery = None,
+    front: Front = False,
+    plot: FrontPicture = None,
     progress: ProgressKind = None,
     report: PageFile = None,
     as_json: Json = False,
@@ -164,28 +167,41 @@ def search(
     With an objective, terms of a run or numbers of nodes: for the machine, the batch and the plan that are best for it.
     """
     check_output(out, (".json",))
+    check_output(plot, (".png", ".svg"))
     check_progress(progress)
-    question = make_question(minimize, nodes, batch, tokens, critical_batch, deadline, budget_usd, price)
     check_page(report)
     check_robust(robust, out_of_memory)
     value = load_scenario(scenario, cluster=cluster, brave=brave)
     value.search_settings.make_algorithm(algorithm, seed)  # raises for a wrong name before workers start
     chosen_target = value.target if target is None else target
     value = value if chosen_target is None else value.for_target(chosen_target)
+    options = {"minimize": minimize, "nodes": nodes, "batch": batch, "tokens": tokens, "deadline": deadline}
+    options |= {"critical_batch": critical_batch, "budget_usd": budget_usd, "price": price}
+    options |= {"spot": spot, "reclaim_every": reclaim_every}
+    asked = dict(value.search_settings.asked) | {name: text for name, text in options.items() if text is not None}
+    shows_front = front or plot is not None
+    question = read_question(asked, compares=shows_front)
     if question is not None:
-        refuse_options(
-            algorithm=algorithm,
-            budget=budget,
-            resume=resume,
-            workers=None if workers == 1 else workers,
-            scheduler=scheduler,
-            seed=seed,
-            robust=robust,
-            report=report,
+        named = asked | ({"front": True} if shows_front else {})
+        plan_options: dict[str, Any] = {
+            "algorithm": algorithm,
+            "budget": budget,
+            "resume": resume,
+            "scheduler": scheduler,
+        }
+        plan_options |= {"workers": None if workers == 1 else workers, "seed": seed, "robust": robust, "report": report}
+        refuse_options(named, plan_options, "--")
+        limit = value.limit_seconds(None, seconds)
+        search_setups(
+            value,
+            question,
+            SEARCH_SECONDS if limit is None else limit,
+            out,
+            as_json=as_json,
+            progress=progress,
+            front=shows_front,
+            plot=plot,
         )
-        setup_seconds = value.limit_seconds(None, seconds)
-        setup_seconds = SEARCH_SECONDS if setup_seconds is None else setup_seconds
-        search_setups(value, question, setup_seconds, out, as_json=as_json, progress=progress)
         return
     keep, ticker, limit = _keep_best(out), Ticker(), value.limit_seconds(budget, seconds)
     time_left = start_timer(limit)
@@ -196,10 +212,10 @@ def search(
         follow(state)
 
     with _open_executor(workers, scheduler) as executor:
-        result = value.search(
+        result = value.search_plan(
             algorithm,
             budget=budget,
-            seconds=_search_seconds(value, limit),
+            seconds=reserve_seconds(value, limit),
             seed=seed,
             resume=resume,
             progress=tell,
@@ -323,7 +339,7 @@ class _Answer:
             yield "as fast", self.tie.describe()
         yield "runs in", describe_launches(self.places)
         if needs_runnable(value, self.places):
-            yield "fastest to run", _NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
+            yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
         yield "gap", describe_gap(result.gap) + extent
         yield from _describe_scope(result.scope)
@@ -345,20 +361,12 @@ class _Answer:
         if not self.nothing_fits:
             note(explain_failure(self.result))
             return FAILED
-        note(explain_misfit(self.value, self.result))
+        note(explain_misfit(self.value, self.result.nearest))
         for miss in self.document.get("near_misses", ()):
             note(f"  {miss['words']}")
         for line in changes_lines(self.document):
             note(line)
         return NOTHING_FITS
-
-
-def _search_seconds(value: Scenario, limit: float | None) -> float | None:
-    """Return the seconds for the search alone, less a reserve for what follows; ``None`` where it has no limit."""
-    if limit is None or limit <= 0:
-        return limit
-    reserve = max(RESERVE * limit, LEAST_RESERVE) if seeks_trainer(value) else LATE
-    return max(limit / 2, limit - reserve)
 
 
 def _find_near_misses(value: Scenario, time_left: TimeLeft) -> dict[str, Any]:

@@ -4,11 +4,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshwise.scenarios.commands.page import write_page
-from meshwise.scenarios.fitting import EMPTY_SPACE, describe_shortfall
-from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
-from meshwise.strategies.explanation.shortfall import find_shortfall
 from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS
 from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME, SearchResult
 
@@ -57,15 +54,6 @@ def write_search_page(path: str, value: Scenario, results: list[SearchResult], c
     if best_trials:
         plan = chosen or min(best_trials, key=lambda trial: trial.evaluation.step_time).plan
         write_page(path, value, value.simulate(plan), searches=[to_json(result, value.problem) for result in results])
-
-
-def explain_misfit(value: Scenario, result: SearchResult) -> str:
-    """Return why no plan of a scenario's space fits, for a search that proves it."""
-    if result.nearest is None:
-        return EMPTY_SPACE if value.target is None else f"{EMPTY_SPACE} that {Acceptance(value.target, value.spec).can}"
-    plan = result.nearest.plan
-    lacking = describe_shortfall(value.problem, find_shortfall(value.problem, plan))
-    return f"nothing fits: the plan that needs the least on devices is {plan.describe()}: {lacking}"
 
 
 def explain_failure(result: SearchResult) -> str:

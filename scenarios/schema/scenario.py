@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
 
+from meshwise.scenarios.files.amounts import parse_amount, parse_counts, parse_dollars, parse_duration, parse_price
 from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time, tag_by_key
 from meshwise.scenarios.schema.cluster import MAX_DEVICES, ClusterTable, ConditionsTable, MixedClusterTable
 from meshwise.scenarios.schema.model import ModelTable
@@ -27,6 +28,7 @@ from meshwise.strategies.plan.problem import (
     Training,
 )
 from meshwise.strategies.search.algorithms import ALGORITHMS
+from meshwise.strategies.search.objective import Objective
 
 MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
@@ -230,8 +232,20 @@ AnyCluster = Annotated[
 ]
 
 
+_DURATION_PATTERN = _TIME_PATTERN.replace("days", "days|d")
+_COUNTS_SCHEMA = {"type": ["integer", "string", "array"], "description": "One, several, or ranges: 8, 1..4, [1, 8]."}
+_NUMBER_SCHEMA = {"type": ["number", "string"]}
+Counts = Annotated[Any, PlainValidator(parse_counts), WithJsonSchema(_COUNTS_SCHEMA)]
+TokenCount = Annotated[Any, PlainValidator(parse_amount), WithJsonSchema(_NUMBER_SCHEMA)]
+Price = Annotated[Any, PlainValidator(parse_price), WithJsonSchema(_NUMBER_SCHEMA)]
+Dollars = Annotated[Any, PlainValidator(parse_dollars), WithJsonSchema(_NUMBER_SCHEMA)]
+Duration = Annotated[
+    Any, PlainValidator(parse_duration), WithJsonSchema({"type": "string", "pattern": _DURATION_PATTERN})
+]
+
+
 class SearchTable(Table):
-    """How a plan is looked for."""
+    """How a plan is looked for, and the best machine and batch of a whole run where one of the last ten is there."""
 
     algorithm: Annotated[str, OneOf(lambda: ALGORITHMS, "algorithms")] = "auto"
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
@@ -244,6 +258,20 @@ class SearchTable(Table):
         default={},
         description="Operators that are decided: block.operator, or block.number.operator, to the axis of each dim.",
     )
+    minimize: Annotated[str, OneOf(lambda: list(map(str, Objective)))] | None = Field(
+        default=None, description="What is made least of a whole run. Default: the time, of every setup."
+    )
+    nodes: Counts | None = Field(default=None, description="Numbers of nodes to choose among. Default: the cluster's.")
+    batch: Counts | None = Field(default=None, description="Global batches in sequences. Default: the training's.")
+    tokens: TokenCount | None = Field(default=None, description="Of the run, with the training's batch, as in 300B.")
+    critical_batch: TokenCount | None = Field(
+        default=None, description="Tokens of the batch at which a run needs twice the tokens of one with small batches."
+    )
+    deadline: Duration | None = Field(default=None, description="Time that the run may take, as in 30d.")
+    budget_usd: Dollars | None = Field(default=None, description="US dollars that the run may cost.")
+    price: Price | None = Field(default=None, description="US dollars for an hour of one device.")
+    spot: Price | None = Field(default=None, description="The same of a spot machine, which may be reclaimed.")
+    reclaim_every: Duration | None = Field(default=None, description="Mean time between reclaims of one spot node.")
 
 
 class MeasuredTable(Table):

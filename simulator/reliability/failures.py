@@ -1,7 +1,7 @@
 """Failures of a job: their kinds, their rates, and whether a host has to be replaced.
 
-Published failure rates, each with its source, come from `simulator/catalog/failures.json`; its other figures are those
-that tests hold simulated runs against.
+Published failure rates and durations, each with its source, come from `simulator/catalog/failures.json`; its other
+figures are those that tests hold simulated runs against.
 """
 
 import json
@@ -126,9 +126,14 @@ class FailureModel:
 
 
 @lru_cache(maxsize=1)
-def _read_failure_models() -> dict[str, dict[str, Any]]:
+def _read_catalog() -> dict[str, Any]:
     path = files("meshwise.simulator").joinpath("catalog", "failures.json")
-    table: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))["failure_models"]
+    catalog: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return catalog
+
+
+def _read_failure_models() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = _read_catalog()["failure_models"]
     return table
 
 
@@ -167,3 +172,13 @@ def _find_record(name: str) -> dict[str, Any]:
     if name not in table:
         raise ValueError(f"failure model is one of {', '.join(table)}, met {name}")
     return table[name]
+
+
+def published_figure(name: str) -> tuple[float, str]:
+    """Return a published duration in s, such as that of a checkpoint, and its source.
+
+    >>> published_figure("megascale.initialisation")[0]
+    30.0
+    """
+    record = _read_catalog()["figures"][name]
+    return parse(record["value"], Dimension.TIME), record["source"]

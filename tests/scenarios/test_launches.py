@@ -11,7 +11,6 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.commands.main import run
-from meshwise.scenarios.commands.search import _search_seconds
 from meshwise.scenarios.interchange.targets import list_trainers
 from meshwise.scenarios.launches import (
     Launch,
@@ -20,6 +19,7 @@ from meshwise.scenarios.launches import (
     fastest_runnable,
     list_launches,
     needs_runnable,
+    reserve_seconds,
 )
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.plan.completion import complete
@@ -89,7 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(16.0)
 
     def aim(_: Scenario, target: str) -> SimpleNamespace:
-        return SimpleNamespace(search=partial(clock.search, target, interrupted=clock.left <= 0))
+        return SimpleNamespace(search_plan=partial(clock.search, target, interrupted=clock.left <= 0))
 
     monkeypatch.setattr(Scenario, "for_target", aim)
     return clock
@@ -117,11 +117,11 @@ def test_the_end_that_a_user_makes_is_none_of_a_search_alone(clock: Clock) -> No
 
 @pytest.mark.parametrize(("limit", "own"), [(60.0, 54.0), (10.0, 8.0), (2.0, 1.0), (None, None), (-1.0, -1.0)])
 def test_a_search_keeps_time_for_what_runs(limit: float | None, own: float | None) -> None:
-    assert _search_seconds(load("llama3-8b-8-h100"), limit) == own
+    assert reserve_seconds(load("llama3-8b-8-h100"), limit) == own
 
 
 def test_a_search_whose_trainer_is_named_has_all_its_time_but_what_its_end_takes() -> None:
-    assert _search_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 9.5
+    assert reserve_seconds(replace(load("llama3-8b-8-h100"), framework="megatron"), 10.0) == 9.5
 
 
 def test_the_time_for_what_runs_is_told_apart(
