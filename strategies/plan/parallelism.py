@@ -84,6 +84,8 @@ def _cut_tensor(tensor: Tensor, cuts: Cuts) -> KeptCuts:
 
 
 def _cut_parameter(operator: Operator, parameter: Tensor, cuts: Cuts) -> KeptCuts:
+    if not parameter.dims:  # one number, which every rank has
+        return ()
     dim = _find_row_dim(operator, parameter, cuts)
     return _cut_tensor(parameter, {**cuts, dim: (*cuts.get(dim, ()), TENSOR_ROWS)})
 

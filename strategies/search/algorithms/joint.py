@@ -12,7 +12,7 @@ from meshwise.strategies.search.joint_search import BestPlans, Course, JointSear
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
-FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 60, 20, 2
+FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 200, 40, 2
 """Proposals of uniform plans before all others, then of uniform plans and of meshes in turn: each about a second."""
 
 
