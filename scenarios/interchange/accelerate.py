@@ -22,7 +22,6 @@ from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
     HOST_OPTIMIZER_AND_PARAMETERS,
     HOST_STATES,
-    MODEL_ELSEWHERE,
     ONE_STAGE,
     Entry,
     Reason,
@@ -38,6 +37,14 @@ from meshwise.scenarios.interchange.entry import (
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
+from meshwise.scenarios.interchange.script import (
+    CLIPPING_OF_SCRIPT,
+    MODEL_OF_SCRIPT,
+    RUN_OF_SCRIPT,
+    SEQUENCE_OF_SCRIPT,
+    build_rates,
+    build_run,
+)
 from meshwise.scenarios.interchange.target import Target
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
@@ -228,25 +235,46 @@ _MAP: tuple[Entry, ...] = (
     ONE_STAGE,
     *list_fixed("its ParallelismConfig has no expert ranks", expert=1),
     *list_fixed("the model's tensor-parallel plan decides", sequence_parallel=False, overlap_tensor=False),
-    Entry((), ("training.sequence", "training.optimizer", "training.gradient_precision", "training.gradient_clipping")),
-    MODEL_ELSEWHERE,
+    Entry((), ("training.optimizer", "training.gradient_precision")),
+    SEQUENCE_OF_SCRIPT,
+    CLIPPING_OF_SCRIPT,
+    MODEL_OF_SCRIPT,
+    RUN_OF_SCRIPT,
+    Entry((f"{_FSDP}transformer_layer_cls_to_wrap", "main_process_ip", "main_process_port"), ()),
     *COMMON_ENTRIES,
 )
 
-_SCRIPT_LINE = re.compile(r"# script: ([a-z_]+) = ([0-9]{1,9})")
+_SCRIPT_LINE = re.compile(r"# script: ([a-z0-9_]+) = ([^\x00-\x1f]{1,300})")
 
 
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     hosts, _ = request.hosts
-    sections = nest_values(values | {_MACHINES: hosts})
+    sections = nest_values(build_rates(request) | build_run(request) | values | {_MACHINES: hosts})
     script = sections.pop("script")
+    place = "" if hosts == 1 else "--machine_rank 0 --main_process_ip HOST0 --main_process_port 29500 "
     return (
+        f"# accelerate launch --config_file {request.find_file_name('accelerate.yaml')} {place}train.py\n"
         f"# {request.title}\n"
-        f"# For {target_name} (`meshwise export --to accelerate`): accelerate launch --config_file\n"
-        "# What the file has no key for, in the words of transformers.TrainingArguments:\n"
-        + "".join(f"# script: {key} = {value}\n" for key, value in script.items())
+        f"# For {target_name} (`meshwise export --to accelerate`). The file has no key for the model and the run, which\n"
+        "# are the script's; here they are in the words of transformers.TrainingArguments and of a config.json. The rate,\n"
+        "# its schedule, steps, folders, data and tokenizer are yours to set. The default of max_grad_norm is 1.0; 0.0\n"
+        "# clips nothing. Where the scenario does not state it, rope_theta and what is beside it are those of `family`.\n"
+        + "".join(f"# script: {key} = {_format_word(value)}\n" for key, value in script.items())
         + yaml.safe_dump(sections, sort_keys=False)
     )
+
+
+def _format_word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parse_word(text: str) -> object:
+    """Return a whole number, a fraction, a truth value, or the text itself."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,2})?", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _parse(content: bytes, file: str) -> Document:
@@ -255,13 +283,13 @@ def _parse(content: bytes, file: str) -> Document:
         return yaml_document
     if "script" in yaml_document.data:
         raise ScenarioError((yaml_document.fault(("script",), "a comment says what the script does, met a key"),))
-    script: dict[str, int] = {}
+    script: dict[str, object] = {}
     places = dict(yaml_document.places)
     for number, line in enumerate(content.decode("utf-8-sig").split("\n"), 1):
         if match := _SCRIPT_LINE.fullmatch(line.rstrip()):
             if match[1] in script:
                 raise ScenarioError((Fault(file, number, 1, match[1], "is stated once, met it again"),))
-            script[match[1]] = int(match[2])
+            script[match[1]] = _parse_word(match[2])
             places["script", match[1]] = (number, 1)
     return Document(file, yaml_document.data | ({"script": script} if script else {}), places)
 
