@@ -37,6 +37,7 @@ from meshwise.scenarios.interchange.entry import (
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
+from meshwise.scenarios.interchange.recipe import CLIPPING
 from meshwise.scenarios.interchange.script import (
     CLIPPING_OF_SCRIPT,
     MODEL_OF_SCRIPT,
@@ -71,6 +72,7 @@ _DEEPSPEED = "deepspeed_config."
 _STAGE, _DS_STEPS, _DS_OPTIMIZER = (
     f"{_DEEPSPEED}{name}" for name in ("zero_stage", "gradient_accumulation_steps", "offload_optimizer_device")
 )
+_DS_CLIPPING, _DS_LAUNCHER = f"{_DEEPSPEED}gradient_clipping", f"{_DEEPSPEED}deepspeed_multinode_launcher"
 _ROTATIONS = ((Attention.RING, "alltoall"), (Attention.ALL_GATHER, "allgather"))
 
 
@@ -197,6 +199,20 @@ def _read_memory(config: ConfigValues) -> Facts:
     }
 
 
+def _say_deepspeed_clipping(facts: Facts) -> Values:
+    """Return DeepSpeed's own key, for its engine clips by that alone."""
+    if _find_type(facts) != _ZERO_12:
+        return {}
+    return {_DS_CLIPPING: CLIPPING if facts["training.gradient_clipping"] else 0.0}
+
+
+def _read_deepspeed_clipping(config: ConfigValues) -> Facts:
+    norm = "script.max_grad_norm"
+    if _DS_CLIPPING in config and norm in config and config.get(_DS_CLIPPING) != config.get(norm):
+        raise config.build_error(_DS_CLIPPING, f"is that of the script({config.get(norm)})")
+    return {}
+
+
 def _check_combinations(facts: Facts) -> Iterator[Reason]:
     model_ranks = facts["plan.tensor"] * facts["plan.context"]
     if facts["plan.zero"] in (1, 2) and model_ranks > 1:
@@ -238,8 +254,10 @@ _MAP: tuple[Entry, ...] = (
     Entry((), ("training.optimizer", "training.gradient_precision")),
     SEQUENCE_OF_SCRIPT,
     CLIPPING_OF_SCRIPT,
+    Entry((_DS_CLIPPING,), (), _say_deepspeed_clipping, _read_deepspeed_clipping),
     MODEL_OF_SCRIPT,
     RUN_OF_SCRIPT,
+    Entry((_DS_LAUNCHER,), ()),
     Entry((f"{_FSDP}transformer_layer_cls_to_wrap", "main_process_ip", "main_process_port"), ()),
     *COMMON_ENTRIES,
 )
@@ -249,6 +267,8 @@ _SCRIPT_LINE = re.compile(r"# script: ([a-z0-9_]+) = ([^\x00-\x1f]{1,300})")
 
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     hosts, _ = request.hosts
+    if hosts > 1 and values[_TYPE] == _ZERO_12:
+        values = values | {_DS_LAUNCHER: "standard"}  # the command on each host, as without DeepSpeed
     sections = nest_values(build_rates(request) | build_run(request) | values | {_MACHINES: hosts})
     script = sections.pop("script")
     place = "" if hosts == 1 else "--machine_rank 0 --main_process_ip HOST0 --main_process_port 29500 "

@@ -148,12 +148,22 @@ def _read_precision(config: ConfigValues) -> Facts:
 
 
 def _say_gradients(facts: Facts) -> Values:
+    """Return the precision in which gradients are summed; without ZeRO it is that of parameters.
+
+    ``DeepSpeedEngine._do_optimizer_sanity_check`` refuses every other mix.
+    """
+    is_half, gradients = facts["training.precision"] != "fp32", facts["training.gradient_precision"]
+    if is_half and gradients == "fp32" and not facts["plan.zero"]:
+        limit = f"same with zero 0, which sums gradients as parameters are ({_GRADIENTS})"
+        raise UnsayableError(build_reason(facts, "training.gradient_precision", limit))
     return {_GRADIENTS: "fp32" if facts["training.gradient_precision"] == "fp32" else facts["training.precision"]}
 
 
 def _read_gradients(config: ConfigValues) -> Facts:
     precision = _read_precision(config)["training.precision"]
     word = config.word(_GRADIENTS, tuple(dict.fromkeys(("fp32", precision))))
+    if word != precision and not config.count(_STAGE, 0, 0):
+        raise config.build_error(_GRADIENTS, f"is {precision} with {_STAGE} 0, met {word}")
     return {"training.gradient_precision": "fp32" if word == "fp32" else "same"}
 
 
@@ -173,6 +183,9 @@ _SCHEDULE = {
     "scheduler.params.cos_min_ratio": MIN_LEARNING_RATE / LEARNING_RATE,
 }
 _RATES = (*(f"optimizer.params.{name}" for name in _OPTIMIZER_PARAMETERS), *_SCHEDULE)
+_UNTESTED = "zero_allow_untested_optimizer"
+"""Needed for SGD, which is not among ``ZERO_SUPPORTED_OPTIMIZERS`` (``deepspeed/runtime/zero/utils.py``)."""
+
 _UNKNOWN_PARAMETERS = {"sgd": ("betas", "eps"), "lion": ("eps",)}
 
 
@@ -180,7 +193,8 @@ def _say_rates(facts: Facts) -> Values:
     """Return how weights learn: the parameters that the optimizer has, and the schedule."""
     unknown = _UNKNOWN_PARAMETERS.get(facts["training.optimizer"], ())
     parameters = {name: value for name, value in _OPTIMIZER_PARAMETERS.items() if name not in unknown}
-    return {f"optimizer.params.{name}": value for name, value in parameters.items()} | _SCHEDULE
+    values = {f"optimizer.params.{name}": value for name, value in parameters.items()} | _SCHEDULE
+    return values | ({_UNTESTED: True} if facts["training.optimizer"] == "sgd" and facts["plan.zero"] else {})
 
 
 _MAP: tuple[Entry, ...] = (
@@ -198,7 +212,7 @@ _MAP: tuple[Entry, ...] = (
     Entry((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
     Entry((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
     map_word("optimizer.type", "training.optimizer", (("adamw", "AdamW"), ("sgd", "SGD"), ("lion", "Lion"))),
-    Entry(_RATES, (), _say_rates),
+    Entry((*_RATES, _UNTESTED), (), _say_rates),
     map_word("gradient_clipping", "training.gradient_clipping", ((True, 1.0), (False, 0.0))),
     *(require_key(key, "") for key in ("command", "meshwise")),
     *list_fixed_pipeline("of which the model's code decides (PipelineModule)"),
