@@ -239,7 +239,7 @@ def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     if values[f"{_OPTIMIZER}.optimizer_factory.name"] == "sgd":
         values = {key: value for key, value in values.items() if "adam" not in key}
     family, (hosts, ranks) = find_family(request.spec), request.hosts
-    defaults = (family.rotary_base, family.norm_epsilon, family.deviation)
+    defaults = (float(family.rotary_base), family.norm_epsilon, family.deviation)
     values = values | dict(zip((_BASE, _NORM_EPSILON, _DEVIATION), defaults, strict=True))
     sections = nest_values(values)
     first = {name: sections.pop(name) for name in _FIRST_SECTIONS}

@@ -26,7 +26,11 @@ def read_script(file: Path) -> dict:
 def make_environment(file: Path) -> dict:
     """Return the environment that ``accelerate launch`` gives a script."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+    from accelerate.utils.launch import (
+        prepare_deepspeed_cmd_env,
+        prepare_multi_gpu_env,
+        prepare_simple_launcher_cmd_env,
+    )
 
     words = file.read_text().split("\n", 1)[0].removeprefix("# accelerate launch ").split()
     args, defaults, from_config = _validate_launch_command(launch_command_parser().parse_args(words))
@@ -38,7 +42,10 @@ def make_environment(file: Path) -> dict:
         environment = prepare_multi_gpu_env(args)
     else:
         environment = prepare_simple_launcher_cmd_env(args)[1]
-    return environment | {"CHECK_PROCESSES": str(args.num_processes), "CHECK_TYPE": str(defaults.distributed_type.value)}
+    return environment | {
+        "CHECK_PROCESSES": str(args.num_processes),
+        "CHECK_TYPE": str(defaults.distributed_type.value),
+    }
 
 
 def build_model():

@@ -54,7 +54,9 @@ def collect(file: str, ranks: int) -> dict:
     sequence = document.get("sequence_parallel_size", 1)
     mesh = None
     if sequence > 1:
-        mesh = comm.initialize_mesh_device((document["data_parallel_size"], sequence), ("data_parallel", "sequence_parallel"))
+        mesh = comm.initialize_mesh_device(
+            (document["data_parallel_size"], sequence), ("data_parallel", "sequence_parallel")
+        )
     if tensor > 1:
         groups._init_tp_mesh_device(tensor_model_parallel_size=tensor)
     config = DeepSpeedConfig(file, mpu=groups if tensor > 1 else None, mesh_device=mesh)
@@ -139,7 +141,9 @@ def main() -> None:
         if case["steps"]:
             shutil.copy(__file__, file.parent / "train.py")
             os.environ["STEPS"] = str(case["steps"])
-            facts["steps"] = json.loads(run(["bash", "-c", json.loads(file.read_text())["command"]], file.parent, "STEPS"))
+            facts["steps"] = json.loads(
+                run(["bash", "-c", json.loads(file.read_text())["command"]], file.parent, "STEPS")
+            )
         print("FACTS", json.dumps(facts), flush=True)
 
 

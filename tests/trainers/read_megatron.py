@@ -92,6 +92,7 @@ def parse(source: str, words: list[str]) -> dict:
         "method": config.recompute_method,
         "recompute_layers": config.recompute_num_layers,
         "modules": config.recompute_modules,
+        "spec": bool(args.spec),
         "offload": args.optimizer_offload_fraction if args.optimizer_cpu_offload else 0,
         "sequence": args.seq_length,
         "precision": str(args.params_dtype).removeprefix("torch."),

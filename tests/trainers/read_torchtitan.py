@@ -134,7 +134,7 @@ def step(config, steps: int) -> list[float]:
     """Return the loss of every step of a run on the fake back end, by the trainer's own ``train_step``."""
     for _, _, parent, name in list(config.model_spec.traverse(FlexAttention.Config)):
         setattr(parent, name, ScaledDotProductAttention.Config())
-    config.parallelism.spmd_backend = os.environ.get("SPMD","full_dtensor")
+    config.parallelism.spmd_backend = os.environ.get("SPMD", "full_dtensor")
     config.training.disable_cuda_graphs, config.training.steps = True, steps
     config.checkpoint.enable = False
     config.comm.mode, config.debug.enable_structured_logging = "fake_backend", False
