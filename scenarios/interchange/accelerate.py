@@ -275,10 +275,11 @@ def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     return (
         f"# accelerate launch --config_file {request.find_file_name('accelerate.yaml')} {place}train.py\n"
         f"# {request.title}\n"
-        f"# For {target_name} (`meshwise export --to accelerate`). The file has no key for the model and the run, which\n"
-        "# are the script's; here they are in the words of transformers.TrainingArguments and of a config.json. The rate,\n"
-        "# its schedule, steps, folders, data and tokenizer are yours to set. The default of max_grad_norm is 1.0; 0.0\n"
-        "# clips nothing. Where the scenario does not state it, rope_theta and what is beside it are those of `family`.\n"
+        f"# For {target_name} (`meshwise export --to accelerate`). The file has no key for the model and the\n"
+        "# run, which are the script's: here they are in the words of transformers.TrainingArguments and config.json.\n"
+        "# The rate, its schedule, steps, folders, data and tokenizer are yours to set. max_grad_norm 0.0 clips\n"
+        "# nothing; its default is 1.0. Of rope_theta, norm_epsilon and initializer_range the scenario says nothing:\n"
+        "# they are those of `family`.\n"
         + "".join(f"# script: {key} = {_format_word(value)}\n" for key, value in script.items())
         + yaml.safe_dump(sections, sort_keys=False)
     )

@@ -239,7 +239,7 @@ def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     file = request.find_file_name("ds_config.json")
     own = {
         "command": f"deepspeed {place} train.py --deepspeed --deepspeed_config {file}",
-        "meshwise": f"{request.title} (for {target_name}; DeepSpeed's own gradient_clipping is 0.0; script is for train.py)",
+        "meshwise": f"{request.title} (for {target_name}, whose own gradient_clipping is 0.0; script is for train.py)",
     }
     sections = nest_values(own | values | build_run(request) | own)
     first = {name: sections.pop(name) for name in ("command", "meshwise", *_FIRST_SECTIONS)}

@@ -3,8 +3,8 @@
 References
 ----------
 Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py`` (names, and `validate_args`);
-``megatron/training/tokenizer/tokenizer.py`` (``_vocab_size_with_padding``: the vocabulary is padded to a multiple of 128
-times the tensor ranks unless ``--padded-vocab-size`` states it).
+``megatron/training/tokenizer/tokenizer.py`` (``_vocab_size_with_padding``: the vocabulary is padded to a multiple of
+128 times the tensor ranks unless ``--padded-vocab-size`` states it).
 """
 
 import re

@@ -1,7 +1,7 @@
 """What a user's script does besides a file: the model and the run, in the words of transformers.
 
-DeepSpeed and Accelerate read neither from their files. The files state them all the same, for a script to read or follow:
-the model in the words of a ``config.json``, the run in those of ``transformers.TrainingArguments``.
+DeepSpeed and Accelerate read neither from their files. The files state them all the same, for a script to read or
+follow: the model in the words of a ``config.json``, the run in those of ``transformers.TrainingArguments``.
 
 References
 ----------

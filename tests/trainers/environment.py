@@ -1,8 +1,8 @@
 """An environment of its own for each trainer, and the facts that the trainer's own code reads out of exported files.
 
-Packages come from the registry that pip is configured with; torch is that of the running environment, through a ``.pth``
-file. Environments stay in ``build/trainers``. What Megatron-LM and nanotron have in no package is taken from a clone
-that the environment variable of `SOURCES` names, at the commit written for; it is never part of this repository.
+Packages come from the registry that pip is configured with; torch is that of the running environment, through a
+``.pth`` file. Environments stay in ``build/trainers``. What Megatron-LM and nanotron have in no package is taken from a
+clone that the environment variable of `SOURCES` names, at the commit written for; it is no part of this repository.
 """
 
 import importlib.util

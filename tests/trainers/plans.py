@@ -61,7 +61,9 @@ def select(facts: Facts, *names: str) -> Facts:
 
 
 def find_differences(actual: Facts, expected: Facts) -> list[str]:
-    """Return a line for every expected fact that differs."""
+    """Return a line for every expected fact that differs, or the error of the trainer."""
+    if "error" in actual:
+        return [actual["error"]]
     return [
         f"{name}: {value} in the plan, {actual.get(name)!r} in the trainer"
         for name, value in expected.items()

@@ -1,9 +1,9 @@
-"""Gives exported files to Accelerate; run with Accelerate's interpreter, and beside a file as the ``train.py`` it names.
+"""Gives exported files to Accelerate; run with its interpreter, and beside a file as the ``train.py`` that it names.
 
-``read_accelerate.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each, the parser of ``accelerate launch``
-and its `_validate_launch_command` make the environment of a script; in it an ``Accelerator`` is built in torch's fake
-process group of all ranks, and the facts of its plugins are printed. Cases with steps also run the command of the file's
-first line, on processes with gloo.
+``read_accelerate.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each, the parser of ``accelerate
+launch`` and its `_validate_launch_command` make the environment of a script; in it an ``Accelerator`` is built in
+torch's fake process group of all ranks, and the facts of its plugins are printed. Cases with steps also run the command
+of the file's first line, on processes with gloo.
 """
 
 import json
@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 SEQUENCE, VOCABULARY, HIDDEN = 8, 16, 16
 
 
@@ -185,6 +184,7 @@ def run(command: list[str], folder: Path, environment: dict, word: str) -> str:
 
 def main() -> None:
     """Print the facts of every case, with the losses of its steps."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if len(sys.argv) == 1:
         train(int(os.environ["STEPS"]))
         return
@@ -192,17 +192,21 @@ def main() -> None:
         print("FACTS", json.dumps(collect(int(sys.argv[2]))), flush=True)
         return
     for case in json.loads(Path(sys.argv[1]).read_text()):
-        file = Path(case["file"])
-        os.chdir(file.parent)
-        environment = make_environment(file)
-        command = [sys.executable, __file__, "facts", str(case["ranks"])]
-        facts = json.loads(run(command, file.parent, environment, "FACTS"))
-        facts["script"] = read_script(file)
-        if case["steps"]:
-            shutil.copy(__file__, file.parent / "train.py")
-            line = file.read_text().split("\n", 1)[0].removeprefix("# ")
-            given = {"STEPS": str(case["steps"]), "CHECK_FILE": str(file)}
-            facts["steps"] = json.loads(run(["bash", "-c", line], file.parent, given, "STEPS"))
+        facts = {}
+        try:
+            file = Path(case["file"])
+            os.chdir(file.parent)
+            environment = make_environment(file)
+            command = [sys.executable, __file__, "facts", str(case["ranks"])]
+            facts |= json.loads(run(command, file.parent, environment, "FACTS"))
+            facts["script"] = read_script(file)
+            if case["steps"]:
+                shutil.copy(__file__, file.parent / "train.py")
+                line = file.read_text().split("\n", 1)[0].removeprefix("# ")
+                given = {"STEPS": str(case["steps"]), "CHECK_FILE": str(file)}
+                facts["steps"] = json.loads(run(["bash", "-c", line], file.parent, given, "STEPS"))
+        except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            facts["error"] = str(error)[-2500:]
         print("FACTS", json.dumps(facts), flush=True)
 
 

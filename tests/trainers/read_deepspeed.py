@@ -1,8 +1,8 @@
 """Gives exported files to DeepSpeed; run with DeepSpeed's interpreter, and beside a file as the ``train.py`` it names.
 
-``read_deepspeed.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each, a process with torch's fake process
-group of all ranks calls ``deepspeed.initialize`` with the file, and the facts of its engine are printed. Cases of
-two ranks also run the command of the file's first line, on two processes with gloo, for the steps asked.
+``read_deepspeed.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each, ``DeepSpeedConfig`` reads the file
+in torch's fake process group of all ranks, and the facts that it holds are printed. Cases with steps also run the
+command of the file's first line, whose script takes them by ``deepspeed.initialize``, on processes with gloo.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 SEQUENCE, VOCABULARY, HIDDEN = 8, 16, 16
 
 
@@ -123,6 +122,7 @@ def run(command: list[str], folder: Path, word: str) -> str:
 
 def main() -> None:
     """Print the facts of every case, with the losses of its steps."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs="*")
     parser.add_argument("--deepspeed", action="store_true")
@@ -136,14 +136,18 @@ def main() -> None:
         print("FACTS", json.dumps(collect(options.words[0], int(options.words[1]))), flush=True)
         return
     for case in json.loads(Path(options.words[0]).read_text()):
-        file = Path(case["file"])
-        facts = json.loads(run([sys.executable, __file__, str(file), str(case["ranks"])], file.parent, "FACTS"))
-        if case["steps"]:
-            shutil.copy(__file__, file.parent / "train.py")
-            os.environ["STEPS"] = str(case["steps"])
-            facts["steps"] = json.loads(
-                run(["bash", "-c", json.loads(file.read_text())["command"]], file.parent, "STEPS")
-            )
+        facts = {}
+        try:
+            file = Path(case["file"])
+            facts |= json.loads(run([sys.executable, __file__, str(file), str(case["ranks"])], file.parent, "FACTS"))
+            if case["steps"]:
+                shutil.copy(__file__, file.parent / "train.py")
+                os.environ["STEPS"] = str(case["steps"])
+                facts["steps"] = json.loads(
+                    run(["bash", "-c", json.loads(file.read_text())["command"]], file.parent, "STEPS")
+                )
+        except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+            facts["error"] = str(error)[-2500:]
         print("FACTS", json.dumps(facts), flush=True)
 
 

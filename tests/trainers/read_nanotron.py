@@ -1,8 +1,9 @@
 """Reads exported files with nanotron's own configuration classes; run with an interpreter that has its packages.
 
-``read_nanotron.py CASES SOURCE``: a JSON list of ``{"file"}``, and a folder with nanotron's ``nanotron``. Files go through
-``get_config_from_file``; stages are counted by the division of ``nanotron/models/base.py`` (`build_model`). Packages of
-kernels that need a GPU are replaced by empty modules, for the parser uses none of them.
+``read_nanotron.py CASES SOURCE``: a JSON list of ``{"file"}``, and a folder with nanotron's ``nanotron``. Files go
+through ``get_config_from_file``. Stages are counted here, by the rule of `build_model` (``nanotron/models/base.py``) on
+the costs that nanotron's model states. Kernels that need a GPU are replaced by empty modules, which the parser does not
+use.
 """
 
 import json

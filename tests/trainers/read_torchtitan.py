@@ -13,77 +13,92 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
-torch._utils._get_available_device_type = lambda: "cpu"
-for missing_name, value in {
+MEMORY = {
     "get_device_name": "CPU",
     "get_device_properties": SimpleNamespace(total_memory=1, name="CPU"),
     "memory_stats": {},
     "reset_peak_memory_stats": None,
     "empty_cache": None,
-}.items():
-    setattr(torch.cpu, missing_name, lambda *_, value=value: value)
-
-from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import ConfigManager
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.activation_checkpoint import FullAC
-from torchtitan.distributed.fsdp import get_fsdp_reshard_after_forward_policy
-from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+}
+"""What torchtitan asks of a device's module and ``torch.cpu`` does not have."""
 
 
-class Tokenizer(BaseTokenizer):
-    """No tokenizer: data are tokens already."""
+def replace_devices() -> None:
+    """Let torchtitan, imported afterwards, take the CPU for its device."""
+    import torch
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
-        pass
-
-    def __init__(self, config, **kwargs):
-        super().__init__()
-
-    def encode(self, *args, **kwargs):
-        return []
-
-    def decode(self, *args, **kwargs):
-        return ""
-
-    def get_vocab_size(self):
-        return 0
+    torch._utils._get_available_device_type = lambda: "cpu"
+    for name, value in MEMORY.items():
+        setattr(torch.cpu, name, lambda *_, value=value: value)
 
 
-class RandomData(BaseDataLoader):
-    """Random tokens of one shape."""
+def build_data():
+    """Return configurations of no tokenizer and of random tokens."""
+    import torch
+    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.tokenizer import BaseTokenizer
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
-        vocabulary: int = 64
+    class Tokenizer(BaseTokenizer):
+        """No tokenizer: data are tokens already."""
 
-    def __init__(self, config, *, seq_len, local_batch_size, **kwargs):
-        self.shape, self.vocabulary = (local_batch_size, seq_len), config.vocabulary
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseTokenizer.Config):
+            pass
 
-    def __iter__(self):
-        while True:
-            tokens, labels = torch.randint(0, self.vocabulary, (2, *self.shape))
-            yield {"input": tokens, "positions": torch.arange(self.shape[1]).expand(self.shape).contiguous()}, labels
+        def __init__(self, config, **kwargs):
+            super().__init__()
 
-    def state_dict(self):
-        return {}
+        def encode(self, *args, **kwargs):
+            return []
 
-    def load_state_dict(self, state):
-        pass
+        def decode(self, *args, **kwargs):
+            return ""
+
+        def get_vocab_size(self):
+            return 0
+
+    class RandomData(BaseDataLoader):
+        """Random tokens of one shape."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):
+            vocabulary: int = 64
+
+        def __init__(self, config, *, seq_len, local_batch_size, **kwargs):
+            self.shape, self.vocabulary = (local_batch_size, seq_len), config.vocabulary
+
+        def __iter__(self):
+            while True:
+                tokens, labels = torch.randint(0, self.vocabulary, (2, *self.shape))
+                yield (
+                    {"input": tokens, "positions": torch.arange(self.shape[1]).expand(self.shape).contiguous()},
+                    labels,
+                )
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    return Tokenizer.Config(), RandomData.Config()
 
 
 def parse(file: Path):
-    """Return the configuration of a module, as ``python -m torchtitan.train --module STEM --config train`` parses it."""
+    """Return the configuration of a module, as ``-m torchtitan.train --module STEM --config train`` parses it."""
+    from torchtitan.config import ConfigManager
+
     sys.path.insert(0, str(file.parent))
     return ConfigManager().parse_args(["--module", file.stem, "--config", "train"])
 
 
 def collect(config, ranks: int) -> dict:
     """Return the facts of a plan and a model that torchtitan's objects hold."""
+    import torch
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.activation_checkpoint import FullAC
+    from torchtitan.distributed.fsdp import get_fsdp_reshard_after_forward_policy
+
     parallelism, training, spec = config.parallelism, config.training, config.model_spec
     dims = ParallelDims.from_config(parallelism, ranks)
     data = dims.dp_replicate * dims.dp_shard
@@ -130,20 +145,41 @@ def collect(config, ranks: int) -> dict:
     }
 
 
+def adapt_step(schedule):
+    """Return a schedule's ``step`` with microbatches as arguments, which torch 2.13 has under a name of its own."""
+
+    def run_microbatches(*, arg_mbs, kwarg_mbs, target_mbs, losses, loss_kwargs, return_outputs):
+        for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+            stage.has_backward = schedule._has_backward
+            stage.clear_runtime_states()
+        schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs)
+
+    return run_microbatches
+
+
 def step(config, steps: int) -> list[float]:
-    """Return the loss of every step of a run on the fake back end, by the trainer's own ``train_step``."""
+    """Return the loss of every step of a run on the fake back end, by the trainer's own ``train_step``.
+
+    Released torch 2.13 lacks what torchtitan 0.3.0 needs for its default, ``spmd_types`` (its own debug model fails
+    there too), so the steps use ``full_dtensor``, which shards over the same mesh.
+    """
+    import torch
+    from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+
     for _, _, parent, name in list(config.model_spec.traverse(FlexAttention.Config)):
         setattr(parent, name, ScaledDotProductAttention.Config())
-    config.parallelism.spmd_backend = os.environ.get("SPMD", "full_dtensor")
+    config.parallelism.spmd_backend = "full_dtensor"
     config.training.disable_cuda_graphs, config.training.steps = True, steps
     config.checkpoint.enable = False
     config.comm.mode, config.debug.enable_structured_logging = "fake_backend", False
-    config.tokenizer, config.dataloader = Tokenizer.Config(), RandomData.Config()
+    config.tokenizer, config.dataloader = build_data()
     barrier = torch.distributed.barrier
     torch.distributed.barrier = lambda *args, device_ids=None, **options: barrier(*args, **options)
     if not hasattr(torch.distributed, "set_timeout"):  # of torch 2.14
         torch.distributed.set_timeout = lambda *_: None
     trainer = config.build()
+    if trainer.parallel_dims.pp_enabled:
+        trainer.pp_schedule.step = adapt_step(trainer.pp_schedule)
     losses, log = [], trainer.metrics_processor.log
     trainer.metrics_processor.should_log = lambda step: True
 
@@ -159,19 +195,27 @@ def step(config, steps: int) -> list[float]:
 
 def main() -> None:
     """Print the facts of every case; steps of each run in a process of its own, for a process has one world."""
+    replace_devices()
     if sys.argv[1] == "step":
         file, ranks, steps = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
         os.environ |= {"NGPU": ranks, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks}
         print("STEPS", json.dumps(step(parse(file), steps)))
         return
     for case in json.loads(Path(sys.argv[1]).read_text()):
-        facts = collect(parse(Path(case["file"])), case["ranks"])
+        try:
+            facts = collect(parse(Path(case["file"])), case["ranks"])
+        except Exception as error:
+            print("FACTS", json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+            continue
         if case["steps"]:
             command = [sys.executable, __file__, "step", case["file"], str(case["ranks"]), str(case["steps"])]
             done = subprocess.run(command, capture_output=True, text=True, cwd=Path(case["file"]).parent)
             words = done.stdout.splitlines()
-            assert done.returncode == 0, f"{case['file']}: {done.stdout[-1500:]}{done.stderr[-3000:]}"
-            facts["steps"] = json.loads(next(line for line in words if line.startswith("STEPS"))[6:])
+            found = [line for line in words if line.startswith("STEPS")]
+            if done.returncode == 0 and found:
+                facts["steps"] = json.loads(found[-1][6:])
+            else:
+                facts["error"] = f"steps: {done.stderr[-1500:]}"
         print("FACTS", json.dumps(facts), flush=True)
 
 
