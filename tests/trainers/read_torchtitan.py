@@ -1,8 +1,9 @@
 """Reads exported modules with torchtitan's own parser, and takes steps of them; run with torchtitan's interpreter.
 
 ``read_torchtitan.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each the facts that torchtitan's
-objects hold are printed on a line of JSON. Steps run on CPUs by torchtitan's fake back end, as one rank of all: only
-the device, the kernel of attention (FlexAttention has no backward on CPUs), the tokenizer and the data are replaced.
+objects hold are printed on a line of JSON. Steps run on CPUs by torchtitan's fake back end, as one rank of all; those of
+pipelines, whose stages tell each other shapes, on a process a rank with gloo. Replaced are the device, the kernel of
+attention (FlexAttention has no backward on CPUs), the tokenizer and the data, and what released torch 2.13 lacks.
 """
 
 import json
@@ -171,7 +172,8 @@ def step(config, steps: int) -> list[float]:
     config.parallelism.spmd_backend = "full_dtensor"
     config.training.disable_cuda_graphs, config.training.steps = True, steps
     config.checkpoint.enable = False
-    config.comm.mode, config.debug.enable_structured_logging = "fake_backend", False
+    config.comm.mode = "default" if config.parallelism.pipeline_parallel_degree > 1 else "fake_backend"
+    config.debug.enable_structured_logging = False
     config.tokenizer, config.dataloader = build_data()
     barrier = torch.distributed.barrier
     torch.distributed.barrier = lambda *args, device_ids=None, **options: barrier(*args, **options)
@@ -198,7 +200,8 @@ def main() -> None:
     replace_devices()
     if sys.argv[1] == "step":
         file, ranks, steps = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-        os.environ |= {"NGPU": ranks, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks}
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            os.environ |= {"NGPU": ranks, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks}
         print("STEPS", json.dumps(step(parse(file), steps)))
         return
     for case in json.loads(Path(sys.argv[1]).read_text()):
@@ -208,7 +211,10 @@ def main() -> None:
             print("FACTS", json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
             continue
         if case["steps"]:
-            command = [sys.executable, __file__, "step", case["file"], str(case["ranks"]), str(case["steps"])]
+            start = [sys.executable]
+            if facts["pipeline"] > 1:
+                start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case["ranks"])]
+            command = [*start, __file__, "step", case["file"], str(case["ranks"]), str(case["steps"])]
             done = subprocess.run(command, capture_output=True, text=True, cwd=Path(case["file"]).parent)
             words = done.stdout.splitlines()
             found = [line for line in words if line.startswith("STEPS")]

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[TrainerRequest, int]] = {
     "async_tensor": (make_request(tensor=2, sequence_parallel=True, overlap_tensor=True), 0),
     "context": (make_request(context=2, attention=GATHER, **SHARDED), 0),
     "gpipe": (make_request(pipeline=2, schedule="gpipe"), 2),
-    "stages": (make_request(pipeline=2, stages=(5, 3), data=2, zero=3, recompute=Recompute.FULL), 2),
+    "stages": (make_request(pipeline=2, stages=(5, 3), recompute=Recompute.FULL), 2),
     "first_layers": (make_request(pipeline=2, recompute=FirstLayers(Recompute.FULL, 3)), 2),
     **{
         schedule: (make_request(**CHUNKED, schedule=schedule, stages=(1, 2, 2, 3)), 2)
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[TrainerRequest, int]] = {
     "microbatches": (make_request(data=2, zero=3, microbatch=4), 2),
     "qwen": (make_request(QWEN, tensor=2, sequence_parallel=True, **SHARDED), 2),
     "experts": (make_request(EXPERTS, expert=2, **SHARDED), 2),
-    "all": (make_request(data=2, zero=3, tensor=2, sequence_parallel=True, pipeline=2, recompute=Recompute.FULL), 2),
+    "all": (make_request(data=2, zero=3, tensor=2, sequence_parallel=True, pipeline=2, recompute=Recompute.FULL), 0),
 }
 
 
