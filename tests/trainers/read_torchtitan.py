@@ -1,8 +1,8 @@
 """Reads exported modules with torchtitan's own parser, and takes steps of them; run with torchtitan's interpreter.
 
 ``read_torchtitan.py CASES``: a JSON list of ``{"file", "ranks", "steps"}``. For each the facts that torchtitan's
-objects hold are printed on a line of JSON. Steps run on CPUs by torchtitan's fake back end, as one rank of all; those of
-pipelines, whose stages tell each other shapes, on a process a rank with gloo. Replaced are the device, the kernel of
+objects hold are printed on a line of JSON. Steps run on CPUs by torchtitan's fake back end, as one rank of all; those
+of pipelines, whose stages tell each other shapes, on a process a rank with gloo. Replaced are the device, the kernel of
 attention (FlexAttention has no backward on CPUs), the tokenizer and the data, and what released torch 2.13 lacks.
 """
 
