@@ -108,7 +108,7 @@ def collect(config, ranks: int) -> dict:
     parts = parallelism.module_fqns_per_model_part or [[f"layers.{index}" for index in range(len(spec.model.layers))]]
     keeps = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, dims.pp_enabled)
     policy = config.activation_checkpoint
-    names = {type(part).__qualname__ for _, part, _, _ in spec.traverse(object)}
+    names = {type(part).__qualname__ for _, part, _, _ in spec.traverse(object, recurse=True)}
     recompute = "none" if policy is None else f"first {policy.layers}" if hasattr(policy, "layers") else "full"
     assert policy is None or isinstance(policy, FullAC.Config)
     first = spec.model.layers[0]
