@@ -99,6 +99,8 @@ def collect(config, ranks: int) -> dict:
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed.activation_checkpoint import FullAC
     from torchtitan.distributed.fsdp import get_fsdp_reshard_after_forward_policy
+    from torchtitan.models.common import Linear
+    from torchtitan.models.common.feed_forward import FeedForward
 
     parallelism, training, spec = config.parallelism, config.training, config.model_spec
     dims = ParallelDims.from_config(parallelism, ranks)
@@ -108,7 +110,8 @@ def collect(config, ranks: int) -> dict:
     parts = parallelism.module_fqns_per_model_part or [[f"layers.{index}" for index in range(len(spec.model.layers))]]
     keeps = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, dims.pp_enabled)
     policy = config.activation_checkpoint
-    names = {type(part).__qualname__ for _, part, _, _ in spec.traverse(object, recurse=True)}
+    kinds = (FeedForward.Config, Linear.Config)
+    names = {type(part).__qualname__ for kind in kinds for _, part, _, _ in spec.traverse(kind)}
     recompute = "none" if policy is None else f"first {policy.layers}" if hasattr(policy, "layers") else "full"
     assert policy is None or isinstance(policy, FullAC.Config)
     first = spec.model.layers[0]
