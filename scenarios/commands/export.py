@@ -68,7 +68,7 @@ def export(
     value = _find_scenario(plan, scenario)
     if to in TRAINERS:
         target = TRAINERS[to]
-        text = target.to_text(TrainerRequest(value.name, value.spec, value.problem, value.choose_plan()))
+        text = target.to_text(TrainerRequest(value.name, value.spec, value.problem, value.choose_plan(), out))
         document: dict[str, object] = {"version": target.version}
         words = f"for {target.versioned_name}"
     else:

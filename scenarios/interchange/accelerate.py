@@ -22,7 +22,6 @@ from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
     HOST_OPTIMIZER_AND_PARAMETERS,
     HOST_STATES,
-    MODEL_ELSEWHERE,
     ONE_STAGE,
     Entry,
     Reason,
@@ -38,6 +37,15 @@ from meshwise.scenarios.interchange.entry import (
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
+from meshwise.scenarios.interchange.recipe import CLIPPING
+from meshwise.scenarios.interchange.script import (
+    CLIPPING_OF_SCRIPT,
+    MODEL_OF_SCRIPT,
+    RUN_OF_SCRIPT,
+    SEQUENCE_OF_SCRIPT,
+    build_rates,
+    build_run,
+)
 from meshwise.scenarios.interchange.target import Target
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
@@ -64,6 +72,7 @@ _DEEPSPEED = "deepspeed_config."
 _STAGE, _DS_STEPS, _DS_OPTIMIZER = (
     f"{_DEEPSPEED}{name}" for name in ("zero_stage", "gradient_accumulation_steps", "offload_optimizer_device")
 )
+_DS_CLIPPING, _DS_LAUNCHER = f"{_DEEPSPEED}gradient_clipping", f"{_DEEPSPEED}deepspeed_multinode_launcher"
 _ROTATIONS = ((Attention.RING, "alltoall"), (Attention.ALL_GATHER, "allgather"))
 
 
@@ -190,6 +199,20 @@ def _read_memory(config: ConfigValues) -> Facts:
     }
 
 
+def _say_deepspeed_clipping(facts: Facts) -> Values:
+    """Return DeepSpeed's own key, for its engine clips by that alone."""
+    if _find_type(facts) != _ZERO_12:
+        return {}
+    return {_DS_CLIPPING: CLIPPING if facts["training.gradient_clipping"] else 0.0}
+
+
+def _read_deepspeed_clipping(config: ConfigValues) -> Facts:
+    norm = "script.max_grad_norm"
+    if _DS_CLIPPING in config and norm in config and config.get(_DS_CLIPPING) != config.get(norm):
+        raise config.build_error(_DS_CLIPPING, f"is that of the script({config.get(norm)})")
+    return {}
+
+
 def _check_combinations(facts: Facts) -> Iterator[Reason]:
     model_ranks = facts["plan.tensor"] * facts["plan.context"]
     if facts["plan.zero"] in (1, 2) and model_ranks > 1:
@@ -228,25 +251,51 @@ _MAP: tuple[Entry, ...] = (
     ONE_STAGE,
     *list_fixed("its ParallelismConfig has no expert ranks", expert=1),
     *list_fixed("the model's tensor-parallel plan decides", sequence_parallel=False, overlap_tensor=False),
-    Entry((), ("training.sequence", "training.optimizer", "training.gradient_precision", "training.gradient_clipping")),
-    MODEL_ELSEWHERE,
+    Entry((), ("training.optimizer", "training.gradient_precision")),
+    SEQUENCE_OF_SCRIPT,
+    CLIPPING_OF_SCRIPT,
+    Entry((_DS_CLIPPING,), (), _say_deepspeed_clipping, _read_deepspeed_clipping),
+    MODEL_OF_SCRIPT,
+    RUN_OF_SCRIPT,
+    Entry((_DS_LAUNCHER,), ()),
+    Entry((f"{_FSDP}transformer_layer_cls_to_wrap", "main_process_ip", "main_process_port"), ()),
     *COMMON_ENTRIES,
 )
 
-_SCRIPT_LINE = re.compile(r"# script: ([a-z_]+) = ([0-9]{1,9})")
+_SCRIPT_LINE = re.compile(r"# script: ([a-z0-9_]+) = ([^\x00-\x1f]{1,300})")
 
 
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     hosts, _ = request.hosts
-    sections = nest_values(values | {_MACHINES: hosts})
+    if hosts > 1 and values[_TYPE] == _ZERO_12:
+        values = values | {_DS_LAUNCHER: "standard"}  # the command on each host, as without DeepSpeed
+    sections = nest_values(build_rates(request) | build_run(request) | values | {_MACHINES: hosts})
     script = sections.pop("script")
+    place = "" if hosts == 1 else "--machine_rank 0 --main_process_ip HOST0 --main_process_port 29500 "
     return (
+        f"# accelerate launch --config_file {request.find_file_name('accelerate.yaml')} {place}train.py\n"
         f"# {request.title}\n"
-        f"# For {target_name} (`meshwise export --to accelerate`): accelerate launch --config_file\n"
-        "# What the file has no key for, in the words of transformers.TrainingArguments:\n"
-        + "".join(f"# script: {key} = {value}\n" for key, value in script.items())
+        f"# For {target_name} (`meshwise export --to accelerate`). The file has no key for the model and the\n"
+        "# run, which are the script's: here they are in the words of transformers.TrainingArguments and config.json.\n"
+        "# The rate, its schedule, steps, folders, data and tokenizer are yours to set. max_grad_norm 0.0 clips\n"
+        "# nothing; its default is 1.0. Of rope_theta, norm_epsilon and initializer_range the scenario says nothing:\n"
+        "# they are those of `family`.\n"
+        + "".join(f"# script: {key} = {_format_word(value)}\n" for key, value in script.items())
         + yaml.safe_dump(sections, sort_keys=False)
     )
+
+
+def _format_word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parse_word(text: str) -> object:
+    """Return a whole number, a fraction, a truth value, or the text itself."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?(e[+-]?[0-9]{1,2})?", text):
+        return float(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _parse(content: bytes, file: str) -> Document:
@@ -255,13 +304,13 @@ def _parse(content: bytes, file: str) -> Document:
         return yaml_document
     if "script" in yaml_document.data:
         raise ScenarioError((yaml_document.fault(("script",), "a comment says what the script does, met a key"),))
-    script: dict[str, int] = {}
+    script: dict[str, object] = {}
     places = dict(yaml_document.places)
     for number, line in enumerate(content.decode("utf-8-sig").split("\n"), 1):
         if match := _SCRIPT_LINE.fullmatch(line.rstrip()):
             if match[1] in script:
                 raise ScenarioError((Fault(file, number, 1, match[1], "is stated once, met it again"),))
-            script[match[1]] = int(match[2])
+            script[match[1]] = _parse_word(match[2])
             places["script", match[1]] = (number, 1)
     return Document(file, yaml_document.data | ({"script": script} if script else {}), places)
 

@@ -18,7 +18,6 @@ from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
-    MODEL_ELSEWHERE,
     ONE_STAGE,
     Entry,
     Reason,
@@ -35,6 +34,16 @@ from meshwise.scenarios.interchange.entry import (
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
+from meshwise.scenarios.interchange.recipe import (
+    BETAS,
+    EPSILON,
+    ITERATIONS,
+    LEARNING_RATE,
+    MIN_LEARNING_RATE,
+    WARMUP,
+    WEIGHT_DECAY,
+)
+from meshwise.scenarios.interchange.script import MODEL_OF_SCRIPT, RUN_OF_SCRIPT, SEQUENCE_OF_SCRIPT, build_run
 from meshwise.scenarios.interchange.target import Target
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading
 from meshwise.strategies.plan.parallelism import Attention
@@ -139,12 +148,22 @@ def _read_precision(config: ConfigValues) -> Facts:
 
 
 def _say_gradients(facts: Facts) -> Values:
+    """Return the precision in which gradients are summed; without ZeRO it is that of parameters.
+
+    ``DeepSpeedEngine._do_optimizer_sanity_check`` refuses every other mix.
+    """
+    is_half, gradients = facts["training.precision"] != "fp32", facts["training.gradient_precision"]
+    if is_half and gradients == "fp32" and not facts["plan.zero"]:
+        limit = f"same with zero 0, which sums gradients as parameters are ({_GRADIENTS})"
+        raise UnsayableError(build_reason(facts, "training.gradient_precision", limit))
     return {_GRADIENTS: "fp32" if facts["training.gradient_precision"] == "fp32" else facts["training.precision"]}
 
 
 def _read_gradients(config: ConfigValues) -> Facts:
     precision = _read_precision(config)["training.precision"]
     word = config.word(_GRADIENTS, tuple(dict.fromkeys(("fp32", precision))))
+    if word != precision and not config.count(_STAGE, 0, 0):
+        raise config.build_error(_GRADIENTS, f"is {precision} with {_STAGE} 0, met {word}")
     return {"training.gradient_precision": "fp32" if word == "fp32" else "same"}
 
 
@@ -153,6 +172,29 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
     if len(used_axes) > 1:
         axes_text = " and ".join(f"{axis} {facts[f'plan.{axis}']}" for axis in used_axes)
         yield Reason(f"plan.{used_axes[-1]}", "one of tensor, context and expert ranks in a file", axes_text)
+
+
+_OPTIMIZER_PARAMETERS = {"lr": LEARNING_RATE, "betas": list(BETAS), "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+_SCHEDULE = {
+    "scheduler.type": "WarmupCosineLR",
+    "scheduler.params.total_num_steps": ITERATIONS,
+    "scheduler.params.warmup_num_steps": WARMUP,
+    "scheduler.params.warmup_type": "linear",
+    "scheduler.params.cos_min_ratio": MIN_LEARNING_RATE / LEARNING_RATE,
+}
+_RATES = (*(f"optimizer.params.{name}" for name in _OPTIMIZER_PARAMETERS), *_SCHEDULE)
+_UNTESTED = "zero_allow_untested_optimizer"
+"""Needed for SGD, which is not among ``ZERO_SUPPORTED_OPTIMIZERS`` (``deepspeed/runtime/zero/utils.py``)."""
+
+_UNKNOWN_PARAMETERS = {"sgd": ("betas", "eps"), "lion": ("eps",)}
+
+
+def _say_rates(facts: Facts) -> Values:
+    """Return how weights learn: the parameters that the optimizer has, and the schedule."""
+    unknown = _UNKNOWN_PARAMETERS.get(facts["training.optimizer"], ())
+    parameters = {name: value for name, value in _OPTIMIZER_PARAMETERS.items() if name not in unknown}
+    values = {f"optimizer.params.{name}": value for name, value in parameters.items()} | _SCHEDULE
+    return values | ({_UNTESTED: True} if facts["training.optimizer"] == "sgd" and facts["plan.zero"] else {})
 
 
 _MAP: tuple[Entry, ...] = (
@@ -170,24 +212,39 @@ _MAP: tuple[Entry, ...] = (
     Entry((_BF16, _FP16), ("training.precision",), _say_precision, _read_precision),
     Entry((_GRADIENTS,), ("training.gradient_precision",), _say_gradients, _read_gradients),
     map_word("optimizer.type", "training.optimizer", (("adamw", "AdamW"), ("sgd", "SGD"), ("lion", "Lion"))),
-    require_key("optimizer.params.lr", 3e-4),
+    Entry((*_RATES, _UNTESTED), (), _say_rates),
     map_word("gradient_clipping", "training.gradient_clipping", ((True, 1.0), (False, 0.0))),
-    require_key("meshwise", ""),
+    *(require_key(key, "") for key in ("command", "meshwise")),
     *list_fixed_pipeline("of which the model's code decides (PipelineModule)"),
     ONE_STAGE,
     *list_fixed("the model's code decides (deepspeed.checkpointing)", recompute=Recompute.NONE),
     *list_fixed("AutoTP sums whole activations", sequence_parallel=False, overlap_tensor=False),
     *list_fixed("MiCS was removed in 0.19", zero_shards=0),
     *list_fixed("parameters are given up after forward", reshard_after_forward=True),
-    Entry((), ("training.sequence",)),
-    MODEL_ELSEWHERE,
+    SEQUENCE_OF_SCRIPT,
+    MODEL_OF_SCRIPT,
+    RUN_OF_SCRIPT,
     *COMMON_ENTRIES,
 )
 
 
+_FIRST_SECTIONS = ("optimizer", "scheduler", "gradient_clipping", "script")
+"""What is for users to set comes first."""
+
+
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
-    sections = {"meshwise": f"{request.title} (for {target_name})"}
-    return json.dumps(nest_values(sections | values | sections), indent=2) + "\n"
+    """Return the text, whose first line has the command: JSON has no comments."""
+    hosts, ranks = request.hosts
+    place = f"--num_gpus {ranks}" if hosts == 1 else f"--hostfile HOSTS --num_nodes {hosts} --num_gpus {ranks}"
+    file = request.find_file_name("ds_config.json")
+    own = {
+        "command": f"deepspeed {place} train.py --deepspeed --deepspeed_config {file}",
+        "meshwise": f"{request.title} (for {target_name}, whose own gradient_clipping is 0.0; script is for train.py)",
+    }
+    sections = nest_values(own | values | build_run(request) | own)
+    first = {name: sections.pop(name) for name in ("command", "meshwise", *_FIRST_SECTIONS)}
+    text = json.dumps(first | sections, indent=2) + "\n"
+    return text.replace("{\n  ", "{", 1)
 
 
 DEEPSPEED = Target("deepspeed", "0.19.8", _MAP, _write, parse_document, _check_combinations)

@@ -1,7 +1,9 @@
 """Facts: fields of a scenario by their dotted names, which the files of other trainers express."""
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 from meshwise.simulator.models.attention import LatentAttention
@@ -30,18 +32,27 @@ FIELDS = (*PLAN, *TRAINING, *MODEL)
 
 @dataclass(frozen=True, slots=True)
 class TrainerRequest:
-    """A plan to express in a trainer's configuration file, with its model, problem and name."""
+    """A plan to express in a trainer's configuration file, with its model, problem and name.
+
+    ``file`` is where the text will be written, which the command in its first line names.
+    """
 
     name: str
     spec: Model
     problem: Problem
     plan: Plan
+    file: str | None = None
 
     @property
     def title(self) -> str:
         """The name and the plan in one printable line."""
         text = f"{self.name}: {self.plan.describe()}"
         return "".join(character if character.isprintable() else " " for character in text)
+
+    def find_file_name(self, default: str) -> str:
+        """Return the name of the file as a word of a shell; ``default`` where none is known or it is no plain word."""
+        name = Path(self.file or default).name
+        return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name) else default
 
     @property
     def hosts(self) -> tuple[int, int]:

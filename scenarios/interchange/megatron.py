@@ -14,6 +14,7 @@ torch's FSDP2: Megatron-LM at core_v0.16.1, ``megatron/training/arguments.py``, 
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from meshwise.executor.supported import UNFUSED_CORE
@@ -55,6 +56,12 @@ from meshwise.scenarios.interchange.megatron_model import (
     strip_layers,
     write_layers,
 )
+from meshwise.scenarios.interchange.megatron_run import (
+    RUN_ENTRIES,
+    list_run_lines,
+    list_variable_lines,
+    parse_run_line,
+)
 from meshwise.scenarios.interchange.target import Target
 from meshwise.simulator.models.attention import UNFUSED
 from meshwise.simulator.models.transformer import Transformer
@@ -72,10 +79,12 @@ _ORDERED_AXES = ("tensor-model", "context")
 _SHARD_PARAMETERS = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
 """Arguments that shard parameters: gathers overlap with products, which needs more than one queue of kernels."""
 
-_HEAD = """#!/bin/bash
+_HEAD = """# {command}
 # {title}
-# For Megatron-LM ({called}; `meshwise export --to megatron`). On each host, in its folder:
-#   NODE_RANK=0 MASTER_ADDR=host0 bash FILE --data-path ...
+# For Megatron-LM ({called}; `meshwise export --to megatron`).
+# The first line starts the run in Megatron-LM's folder{on_hosts}.
+# More arguments of pretrain_gpt.py may follow the name of the file.
+{variables}
 {remarks}{nodes}={hosts}
 {each}={ranks}
 {environment}{layers}ARGUMENTS=(
@@ -85,6 +94,7 @@ torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" --node-rank "${NO
     --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\
     pretrain_gpt.py "${ARGUMENTS[@]}" "$@"
 """
+_CLIPPED = "# --clip-grad 1.0 clips gradients, as the scenario says and as Megatron-LM does by default.\n"
 _UNCLIPPED = """# --clip-grad 0.0 clips nothing: the scenario has gradient_clipping false, or says nothing of it.
 #   Megatron-LM's own default is 1.0.
 """
@@ -103,7 +113,11 @@ def write(values: Values, request: TrainerRequest, target_name: str) -> str:
     is_ordered = any(f"--{axis}-parallel-size" in values for axis in _ORDERED_AXES)
     has_one_connection = is_ordered and not values.keys() & _SHARD_PARAMETERS
     environment = _ONE_CONNECTION if has_one_connection else ""
+    command = f"bash {request.find_file_name('plan.sh')}"
     head = _HEAD.format(
+        command=command if hosts == 1 else f"NODE_RANK=0 MASTER_ADDR=HOST0 {command}",
+        on_hosts="" if hosts == 1 else f", on each of {hosts} hosts with a NODE_RANK of its own",
+        variables="\n".join(list_variable_lines()),
         title=request.title,
         called=target_name,
         remarks="".join(_list_remarks(values, request)),
@@ -114,14 +128,14 @@ def write(values: Values, request: TrainerRequest, target_name: str) -> str:
         environment=environment,
         layers=write_layers(values[RECOMPUTED]) if RECOMPUTED in values else "",
     )
-    arguments = (_format_argument(key, value) for key, value in values.items() if key != RECOMPUTED)
+    arguments = [_format_argument(key, value) for key, value in values.items() if key != RECOMPUTED]
+    arguments += list_run_lines(values, request)
     return head + "".join(f"    {argument}\n" for argument in arguments) + _FOOT
 
 
 def _list_remarks(values: Values, request: TrainerRequest) -> Iterator[str]:
     """Yield comments about gradient clipping and the load of experts, where defaults of Megatron-LM may surprise."""
-    if values.get("--clip-grad") == 0:
-        yield _UNCLIPPED
+    yield _UNCLIPPED if values.get("--clip-grad") == 0 else _CLIPPED
     if isinstance(request.spec, Transformer) and (experts := request.spec.experts):
         balanced = experts.imbalance == 1
         load = "balanced experts" if balanced else f"an expert of {experts.imbalance:g} times the mean load"
@@ -155,7 +169,7 @@ def _parse_line(line: str) -> Pair | None:
         return None
     if match := re.fullmatch(rf"({NODES}|{RANKS_PER_NODE})=([0-9]{{1,9}})", line):
         return match[1], int(match[2])
-    return parse_argument(line)
+    return parse_run_line(line) or parse_argument(line)
 
 
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
@@ -535,6 +549,12 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
         yield from _check_torch(facts)
 
 
+_CLIPPING = map_word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)))
+_CLIPPING_OR_DEFAULT = replace(
+    _CLIPPING, read=map_word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0).read
+)
+"""Clipping is always written; a script without it has Megatron-LM's own, 1.0."""
+
 _MAP: tuple[Entry, ...] = (
     Entry(
         (_MICRO, _GLOBAL, NODES, RANKS_PER_NODE),
@@ -586,8 +606,9 @@ _MAP: tuple[Entry, ...] = (
         _read_precision,
     ),
     map_word("--optimizer", "training.optimizer", (("adamw", "adam"), ("sgd", "sgd")), "adam"),
-    map_word("--clip-grad", "training.gradient_clipping", ((True, 1.0), (False, 0.0)), 1.0),
+    _CLIPPING_OR_DEFAULT,
     *MODEL_MAP,
+    *RUN_ENTRIES,
     fix_field("model.window", None, "sliding windows are not in the field map"),
     fix_field("model.parallel_residual", False, "which it does not have"),
     *COMMON_ENTRIES,

@@ -32,6 +32,21 @@ from meshwise.scenarios.interchange.entry import (
 )
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest, format_fact
 from meshwise.scenarios.interchange.lines import ConfigValues, nest_values
+from meshwise.scenarios.interchange.recipe import (
+    BETAS,
+    CHECKPOINT_EVERY,
+    CHECKPOINTS,
+    DATA,
+    EPSILON,
+    ITERATIONS,
+    LEARNING_RATE,
+    MIN_LEARNING_RATE,
+    SCHEDULE,
+    TOKENIZER,
+    WARMUP,
+    WEIGHT_DECAY,
+    find_family,
+)
 from meshwise.scenarios.interchange.target import Target
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
@@ -46,7 +61,8 @@ _LAYERS, _HIDDEN, _FFN, _VOCAB = (
 )
 _FLASH, _RING = "flash_attention_2", "ring"
 _IN_FP32 = f"{_OPTIMIZER}.accumulate_grad_in_fp32"
-_DTYPE = "model.dtype"
+_DTYPE, _DEVIATION = "model.dtype", "model.init_method.std"
+_BASE, _NORM_EPSILON = f"{_MODEL}.rope_theta", f"{_MODEL}.rms_norm_eps"
 _DTYPES = (("bf16", "bfloat16"), ("fp32", "float32"))
 
 
@@ -180,26 +196,65 @@ _MODEL_MAP: tuple[Entry, ...] = (
     fix_field("model.latent", None, "its Qwen2 has no latent attention"),
     Entry((), ("model.kv_channels",), read=_read_channels),
 )
+_SCHEDULER = f"{_OPTIMIZER}.learning_rate_scheduler"
+_NEEDED_VALUES: Values = {
+    "general.project": "meshwise",
+    "general.run": "meshwise",
+    f"{_SCHEDULER}.learning_rate": LEARNING_RATE,
+    f"{_SCHEDULER}.lr_warmup_steps": WARMUP,
+    f"{_SCHEDULER}.lr_warmup_style": "linear",
+    f"{_SCHEDULER}.lr_decay_style": SCHEDULE,
+    f"{_SCHEDULER}.lr_decay_steps": ITERATIONS - WARMUP,
+    f"{_SCHEDULER}.min_decay_lr": MIN_LEARNING_RATE,
+    f"{_OPTIMIZER}.weight_decay": WEIGHT_DECAY,
+    f"{_OPTIMIZER}.optimizer_factory.adam_eps": EPSILON,
+    f"{_OPTIMIZER}.optimizer_factory.adam_beta1": BETAS[0],
+    f"{_OPTIMIZER}.optimizer_factory.adam_beta2": BETAS[1],
+    f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused": True,
+    f"{_TOKENS}.train_steps": ITERATIONS,
+    "checkpoints.checkpoints_path": CHECKPOINTS,
+    "checkpoints.checkpoint_interval": CHECKPOINT_EVERY,
+    "tokenizer.tokenizer_name_or_path": TOKENIZER,
+    "data_stages": [
+        {
+            "name": "training",
+            "start_training_step": 1,
+            "data": {
+                "seed": 42,
+                "dataset": {"hf_dataset_or_datasets": DATA, "hf_dataset_splits": "train", "text_column_name": "text"},
+            },
+        }
+    ],
+}
 _NEEDED_MAP: tuple[Entry, ...] = (
-    require_key("general.project", "meshwise"),
-    require_key("general.run", "meshwise"),
-    require_key("model.init_method.std", 0.02),
-    require_key(f"{_TOKENS}.train_steps", 100),
-    require_key(f"{_OPTIMIZER}.weight_decay", 0.1),
-    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_eps", 1e-8),
-    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_beta1", 0.9),
-    require_key(f"{_OPTIMIZER}.optimizer_factory.adam_beta2", 0.95),
-    require_key(f"{_OPTIMIZER}.optimizer_factory.torch_adam_is_fused", True),
-    require_key(f"{_OPTIMIZER}.learning_rate_scheduler.learning_rate", 3e-4),
-    require_key(f"{_OPTIMIZER}.learning_rate_scheduler.lr_warmup_style", "linear"),
+    *(require_key(key, value) for key, value in _NEEDED_VALUES.items()),
+    Entry((_BASE, _NORM_EPSILON, _DEVIATION), ()),
 )
+"""What no field of a scenario states; a file may have any values of it."""
+
+_FIRST_SECTIONS = ("general", "optimizer", "tokens", "checkpoints", "tokenizer", "data_stages")
 
 
 def _write(values: Values, request: TrainerRequest, target_name: str) -> str:
     if values[f"{_OPTIMIZER}.optimizer_factory.name"] == "sgd":
         values = {key: value for key, value in values.items() if "adam" not in key}
-    launch = f"# For {target_name} (`meshwise export --to nanotron`): torchrun ... run_train.py --config-file FILE"
-    return f"# {request.title}\n{launch}\n" + yaml.safe_dump(nest_values(values), sort_keys=False)
+    family, (hosts, ranks) = find_family(request.spec), request.hosts
+    defaults = (float(family.rotary_base), family.norm_epsilon, family.deviation)
+    values = values | dict(zip((_BASE, _NORM_EPSILON, _DEVIATION), defaults, strict=True))
+    sections = nest_values(values)
+    first = {name: sections.pop(name) for name in _FIRST_SECTIONS}
+    meeting = "" if hosts == 1 else f"--nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint HOST0:29500 "
+    file = request.find_file_name("nanotron.yaml")
+    return (
+        f"# torchrun {meeting}--nproc-per-node {ranks} run_train.py --config-file {file}\n"
+        f"# {request.title}\n"
+        f"# For {target_name} (`meshwise export --to nanotron`). The first line starts the run in nanotron's folder.\n"
+        "# Yours to set: the rate and its schedule, train_steps, checkpoints, tokenizer and data. clip_grad is as the\n"
+        "# scenario says, null for no clipping; nanotron has no default of it, its examples have 1.0.\n"
+        + yaml.safe_dump(first, sort_keys=False)
+        + f"# Not stated by the scenario: rope_theta, rms_norm_eps and std are of {family.source}.\n"
+        + yaml.safe_dump(sections, sort_keys=False)
+    )
 
 
 _MAP: tuple[Entry, ...] = (*_PLAN_MAP, *_TRAINING_MAP, *_MODEL_MAP, *_NEEDED_MAP, *COMMON_ENTRIES)

@@ -1,7 +1,9 @@
 """torchtitan: a Python module that applies a plan to a configuration, written, and read back without running it.
 
 Since 0.3 torchtitan is configured in Python, by a function that returns a ``Trainer.Config``, and no longer by TOML.
-The main function of the module, ``laid_out``, takes any such configuration and sets what the plan decides.
+Where torchtitan has the parts of the model, the module's function ``train`` returns the configuration of the whole run
+(`meshwise.scenarios.interchange.torchtitan_model`). Its function ``laid_out`` sets what the plan decides, on any
+configuration.
 
 References
 ----------
@@ -15,7 +17,7 @@ PyTorch 2, ``torch/distributed/pipelining/schedules.py``, ``get_schedule_class``
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,6 @@ from meshwise.scenarios.files.reader import Document
 from meshwise.scenarios.interchange.entry import (
     COMMON_ENTRIES,
     HOST_OPTIMIZER_AND_PARAMETERS,
-    MODEL_ELSEWHERE,
     ONE_FORWARD_ONE_BACKWARD,
     Entry,
     Reason,
@@ -42,6 +43,17 @@ from meshwise.scenarios.interchange.entry import (
 from meshwise.scenarios.interchange.facts import Facts, TrainerRequest
 from meshwise.scenarios.interchange.lines import ConfigValues, Pair, parse_lines, parse_value
 from meshwise.scenarios.interchange.target import Target
+from meshwise.scenarios.interchange.torchtitan_model import (
+    MODEL_CODE,
+    MODEL_ENTRIES,
+    MODEL_IMPORTS,
+    RUN_CODE,
+    RUN_IMPORTS,
+    STANDARD_IMPORT,
+    VARIABLES,
+    has_model,
+    list_variables,
+)
 from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
@@ -136,59 +148,91 @@ def multiply_in_float8(config: Trainer.Config) -> None:
 )
 _CALLED_FUNCTIONS = {ACTIVATIONS: _FEED_FORWARD, FLOAT8: _PRODUCTS}
 """Functions that the module defines and calls with the configuration, after all assignments."""
-_HEAD = '''"""{title}.
+_RUN = _ModulePart(RUN_CODE, RUN_IMPORTS)
+_MODEL = _ModulePart(MODEL_CODE, (STANDARD_IMPORT, *MODEL_IMPORTS))
+_HEAD = '''# {command}
+"""{title}.
 
-For {called} (`meshwise export --to torchtitan`). In a module of your own:
-
-    def mine() -> Trainer.Config:
-        return laid_out(your_config())
-
-`your_config` is any function that returns a Trainer.Config, and the model is the one that it names. The plan is for one
-of {summary}.
+For {called} (`meshwise export --to torchtitan`).
+{usage}
 """
 
 {imports}
+
+{variables}
 {parts}
 
 def laid_out(config: Trainer.Config) -> Trainer.Config:
     """Return the configuration with the plan laid upon it."""
 '''
+_WHOLE = """Run the first line in the folder of this file, once on each host. With
+`--comm.mode fake_backend` and NGPU ranks it is checked without devices."""
+_PLAN_ALONE = """torchtitan has no parts for a model
+of {summary}. In a module of your own:
+
+    def mine() -> Trainer.Config:
+        return laid_out(set_run(your_config()))
+
+`your_config` is any function that returns a Trainer.Config, and the model is the one that it names."""
 _FOOT = "    return config\n"
 _ASSIGNMENT = re.compile(r"config\.([a-z_]+(?:\.[a-z_]+)?) = (.+)")
+_VARIABLE = re.compile(r"([A-Z_]+) = (.+)")
 _CALL = re.compile(r"([a-z0-9_]+)\(config\)")
+_NAME = "[A-Za-z0-9_]+"
 _IGNORED_LINES = re.compile(
-    r"(#.*|from [a-z._]+ import [A-Za-z0-9]+|def laid_out\(.*|return config|\"\"\"Return .*\"\"\"|)"
+    rf"(#.*|from [a-z0-9_.]+ import {_NAME}(, {_NAME})*|def laid_out\(.*|return config|\"\"\"Return .*\"\"\"|)"
 )
 
 
 def write(values: Values, request: TrainerRequest, target_name: str) -> str:
-    """Return the text of the module, whose function ``laid_out`` sets what the plan decides."""
+    """Return the text of the module, whose functions set the run, build the model and set what the plan decides."""
     title = request.title.replace("\\", "/").replace('"', "'").rstrip(".")
     recompute_policy = values["activation_checkpoint"]
-    parts = [] if recompute_policy in (FULL, str(None)) else [_FIRST_LAYERS]
+    is_whole = "LAYERS" in values
+    parts = [_RUN, *([_MODEL] if is_whole else [])]
+    parts += [] if recompute_policy in (FULL, str(None)) else [_FIRST_LAYERS]
     parts += [part for name, part in _CALLED_FUNCTIONS.items() if name in values]
     head = _HEAD.format(
+        command=_format_command(request, is_whole),
         title=title,
         called=target_name,
-        summary=request.spec.summary,
+        usage=_WHOLE if is_whole else _PLAN_ALONE.format(summary=request.spec.summary),
         imports=_imports(parts, (_FULL_POLICY,) if recompute_policy == FULL else ()),
+        variables="\n".join(_format_variables(values, request)),
         parts="".join(part.code for part in parts),
     )
     lines = [
         f"    config.{key} = {_format_setting(key, value)}\n"
         for key, value in values.items()
-        if key not in _CALLED_FUNCTIONS
+        if key not in _CALLED_FUNCTIONS and key not in VARIABLES
     ]
     calls = [f"    {name}(config)\n" for name in _CALLED_FUNCTIONS if name in values]
     return head + "".join(lines + calls) + _FOOT
+
+
+def _format_command(request: TrainerRequest, is_whole: bool) -> str:
+    """Return the command that starts the run, on each of several hosts."""
+    hosts, ranks = request.hosts
+    meeting = "" if hosts == 1 else f"--nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint HOST0:29500 "
+    module = request.find_file_name("plan.py").removesuffix(".py") if is_whole else "YOUR_MODULE"
+    function = "train" if is_whole else "mine"
+    return f"torchrun {meeting}--nproc-per-node {ranks} -m torchtitan.train --module {module} --config {function}"
+
+
+def _format_variables(values: Values, request: TrainerRequest) -> Iterator[str]:
+    for heading, rows in list_variables(values, request):
+        yield f"# {heading}"
+        for name, value, comment in rows:
+            yield f"{name} = {value!r}" + (f"  # {comment}" if comment else "")
 
 
 def _imports(parts: list[_ModulePart], extra_imports: tuple[str, ...]) -> str:
     """Return the import statements of the module, the standard library first."""
     import_lines = {line for part in parts for line in part.imports}
     import_lines |= {*extra_imports, "from torchtitan.trainer import Trainer"}
-    prefix = f"{_DATACLASS}\n\n" if _DATACLASS in import_lines else ""
-    return prefix + "\n".join(sorted(import_lines - {_DATACLASS}))
+    standard = [line for line in (_DATACLASS, STANDARD_IMPORT) if line in import_lines]
+    prefix = "\n".join(standard) + "\n\n" if standard else ""
+    return prefix + "\n".join(sorted(import_lines - {*standard}))
 
 
 def _format_setting(key: str, value: Any) -> str:
@@ -209,8 +253,8 @@ def _flatten_text(content: bytes) -> bytes:
 
     Lines keep their numbers, so that faults have the right place.
     """
-    text = re.sub(rb'\A"""(?:[^"\\]|"(?!""))*"""', lambda match: b"\n" * match[0].count(b"\n"), content)
-    for part in (_FIRST_LAYERS, *_CALLED_FUNCTIONS.values()):
+    text = re.sub(rb'\A((?:#[^\n]*\n)*)"""(?:[^"\\]|"(?!""))*"""', lambda match: b"\n" * match[0].count(b"\n"), content)
+    for part in (_RUN, _MODEL, _FIRST_LAYERS, *_CALLED_FUNCTIONS.values()):
         text = text.replace(part.code.encode(), b"\n" * part.code.count("\n"))
     return re.sub(rb"= \[\n((?:        \[[^\n]*\],\n)*)    \]", _join_list, text)
 
@@ -225,6 +269,8 @@ def _parse_line(line: str) -> Pair | None:
     call = _CALL.fullmatch(line)
     if call and call[1] in _CALLED_FUNCTIONS:
         return call[1], True
+    if variable := _VARIABLE.fullmatch(line):
+        return variable[1], parse_value(variable[2])
     match = _ASSIGNMENT.fullmatch(line)
     if match is None:
         raise ValueError(
@@ -458,6 +504,8 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
     if context > 1 and facts["training.sequence"] % parts:
         limit = f"{parts} parts of the sequence, two a rank"
         yield Reason("plan.context", limit, f"{context} of {facts['training.sequence']} tokens")
+    if has_model(facts):
+        yield from _check_model(facts)
     if expert == 1:
         return
     for axis in ("tensor", "context"):
@@ -468,6 +516,15 @@ def _check_combinations(facts: Facts) -> Iterator[Reason]:
     if facts["plan.zero"] != 3 or shards % expert:
         value = f"{expert} with zero {facts['plan.zero']}"
         yield Reason("plan.expert", "a divisor of data_parallel_shard_degree", value)
+
+
+def _check_model(facts: Facts) -> Iterable[Reason]:
+    """Yield what torchtitan's own models refuse, as ``Decoder.Config.update_from_config`` says."""
+    if facts["plan.pipeline"] > 1 and facts["model.tied_embeddings"]:
+        yield build_reason(facts, "model.tied_embeddings", "false with a pipeline, whose stages share no weights")
+    tensor, kv_heads = facts["plan.tensor"], facts["model.kv_heads"]
+    if kv_heads % tensor:
+        yield build_reason(facts, "plan.tensor", f"a divisor of kv_heads({kv_heads})")
 
 
 _MAP: tuple[Entry, ...] = (
@@ -501,8 +558,8 @@ _MAP: tuple[Entry, ...] = (
     *list_fixed("FSDP overlaps", overlap_gradients=True),
     *list_fixed("stages send whole tensors", scatter_gather=False),
     fix_field("training.optimizer", "adamw", "in the configuration that is given"),
-    Entry((), ("training.gradient_precision", "training.gradient_clipping")),
-    MODEL_ELSEWHERE,
+    Entry((), ("training.gradient_precision",)),
+    *MODEL_ENTRIES,
     *COMMON_ENTRIES,
 )
 

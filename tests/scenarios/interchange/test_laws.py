@@ -130,7 +130,7 @@ def _sayable() -> Iterator[tuple[str, dict[str, Any]]]:
     for data, tensor in product((1, 2), (1, 2)):
         yield "megatron", {"data": data, "tensor": tensor, "scatter_gather": True}
         yield "torchtitan", {"data": data, "tensor": tensor}
-        yield "deepspeed", {"data": data, "tensor": tensor, "overlap_gradients": data == 1}
+        yield "deepspeed", {"data": data, "tensor": tensor, "overlap_gradients": data == 1, "training": SAME}
         yield "nanotron", llama | {"data": data, "tensor": tensor}
     for attention, zero in product(Attention, (0, 1, 2, 3)):
         yield "megatron", {"data": 2, "context": 2, "attention": attention, "zero": zero}

@@ -3,11 +3,12 @@
 import ast
 import random
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_requests import request
+from small_requests import TRAINING, request
 
 from meshwise.scenarios.files.errors import ScenarioError
 from meshwise.scenarios.interchange.target import Target
@@ -115,11 +116,14 @@ def test_one_clear_message(name: str, old: str, new: str, message: str) -> None:
 @EACH_TARGET
 def test_names_cannot_leave_their_comment(target: Target) -> None:
     name = '"""\nimport os\n*/ $(reboot) `x` \\ \' }'
-    text = target.to_text(request("llama", name=name))
-    assert target.read(text.encode()) == target.read(target.to_text(request("llama", name="x")).encode())
+    training = replace(TRAINING, gradient_precision="same")
+    text = target.to_text(request("llama", training, name=name))
+    assert target.read(text.encode()) == target.read(target.to_text(request("llama", training, name="x")).encode())
     if target.name == "torchtitan":
         module = ast.parse(text)
-        assert [type(each) for each in module.body] == [ast.Expr, ast.ImportFrom, ast.FunctionDef]
+        docstring, *rest = module.body
+        assert isinstance(docstring, ast.Expr)
+        assert {type(each) for each in rest} == {ast.ImportFrom, ast.Assign, ast.FunctionDef}
     if target.name == "megatron":
         done = subprocess.run(["bash", "-c", f"torchrun() {{ printf '%s\\n' \"$@\"; }}\n{text}"], capture_output=True)
         words = done.stdout.decode().split("\n")

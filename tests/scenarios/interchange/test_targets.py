@@ -105,10 +105,10 @@ def test_limits_are_those_that_the_documentation_of_trainers_names() -> None:
     assert limits("torchtitan")["attention"] == (Attention.ALL_GATHER,)
     # Megatron-LM: 1f1b, with chunks interleaved; all levels of ZeRO, three of them by Megatron-FSDP and its optimizer
     assert limits("megatron") == {"schedule": ("1f1b", "interleaved"), "zero": (0, 1, 2, 3)}
-    # DeepSpeed sums gradients after backward with ZeRO 0, and knows Ulysses alone
+    # DeepSpeed knows Ulysses alone, and without ZeRO sums no gradients in fp32 beside parameters in bf16
     assert limits("deepspeed") == {
         "schedule": ("1f1b",),
-        "zero": (0, 1, 2, 3),
+        "zero": (1, 2, 3),
         "attention": (Attention.ULYSSES,),
         "overlap_gradients": (True, False),
     }

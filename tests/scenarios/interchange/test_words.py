@@ -129,7 +129,7 @@ def test_word(name: str, choice: dict[str, Any], expected: dict[str, Any]) -> No
     ],
 )
 def test_precision(name: str, precision: str, present: dict[str, Any], absent: str) -> None:
-    values = _values(name, training=replace(TRAINING, precision=precision))
+    values = _values(name, training=replace(TRAINING, precision=precision), data=4, zero=3)
     assert values | present == values and absent not in values
 
 
