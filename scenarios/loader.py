@@ -21,7 +21,7 @@ from meshwise.scenarios.inputs.cluster_file import (
     to_cluster,
     with_conditions,
 )
-from meshwise.scenarios.inputs.graph_file import load_graph
+from meshwise.scenarios.inputs.graph_file import GraphModel, load_graph
 from meshwise.scenarios.inputs.named_files import load_model, resolve_reference, with_schedule
 from meshwise.scenarios.inputs.plan_table import (
     PLAN_KEYS,
@@ -132,7 +132,8 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
     cluster = _build_cluster(parts.get("cluster"), document, faults)
     if cluster and training:
         cluster = _with_launch(cluster, parts["training"])
-    search = _build_search(parts.get("search"), document, faults)
+    default_algorithm = "joint" if isinstance(spec, GraphModel) else "auto"
+    search = _build_search(parts.get("search"), document, faults, default_algorithm)
     problem = plan = None
     if spec and training and cluster:
         problem = _build_problem(spec, training, cluster, document, faults)
@@ -326,9 +327,11 @@ def _read_plan_document(problem: Problem, document: Document, path: FieldPath, f
     return None if violations else plan
 
 
-def _build_search(table: SearchTable | None, document: Document, faults: Faults) -> SearchSettings | None:
+def _build_search(
+    table: SearchTable | None, document: Document, faults: Faults, default_algorithm: str
+) -> SearchSettings | None:
     if table is None:
-        return SearchSettings() if "search" not in _list_keys(document) else None
+        return SearchSettings(default_algorithm) if "search" not in _list_keys(document) else None
     limits = {table.space: True} if isinstance(table.space, str) else dict(table.space)
     space = tuple(
         (name, tuple(value) if isinstance(value, list) else value)
@@ -338,7 +341,8 @@ def _build_search(table: SearchTable | None, document: Document, faults: Faults)
     pins, pin_errors = to_pins(table.pin) if table.pin else ((), [])
     faults.extend(document.fault(("search", "pin", name), message) for name, message in pin_errors)
     options, asked = tuple(table.options.items()), _list_asked(table, document, faults)
-    settings = SearchSettings(table.algorithm, table.budget, table.seconds, options, space, pins, asked)
+    algorithm = table.algorithm if "algorithm" in table.model_fields_set else default_algorithm
+    settings = SearchSettings(algorithm, table.budget, table.seconds, options, space, pins, asked)
     if table.model_fields_set:
         # to import an algorithm takes time: only its options need it, its name does not
         with _collect_faults(document, ("search", "options"), faults, dict(settings.options)):

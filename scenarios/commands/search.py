@@ -340,7 +340,7 @@ class _Answer:
         yield "runs in", describe_launches(self.places)
         if needs_runnable(value, self.places):
             yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
-        extent = "" if result.gap is None or result.scope is None else f" among {result.scope.plans:,} plans"
+        extent = "" if result.gap is None or result.scope is None else f" among {result.scope.count}"
         yield "gap", describe_gap(result.gap) + extent
         yield from _describe_scope(result.scope)
         if result.certificate is not None:

@@ -247,7 +247,9 @@ Duration = Annotated[
 class SearchTable(Table):
     """How a plan is looked for, and the best machine and batch of a whole run where one of the last ten is there."""
 
-    algorithm: Annotated[str, OneOf(lambda: ALGORITHMS, "algorithms")] = "auto"
+    algorithm: Annotated[str, OneOf(lambda: ALGORITHMS, "algorithms")] = Field(
+        default="auto", description="For a captured graph the default is joint."
+    )
     budget: Annotated[int, Count(10**9)] | None = Field(default=None, description="Evaluations.")
     seconds: Time | None = None
     options: dict[str, Any] = Field(default={}, description="Fields of the algorithm.")

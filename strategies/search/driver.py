@@ -227,7 +227,8 @@ def run_search(
                 nearest_trial = None
         if state.best is not None:
             evaluator.confirm_trial(state.best)
-        scope = scope_of(problem, state.space or space) if state.latest_certificate is None else None
+        if state.latest_certificate is None:
+            scope = scope_of(problem, state.space or space).extend(state.beyond)
     except KeyboardInterrupt:
         state.end = INTERRUPTED
     finally:
@@ -302,6 +303,7 @@ class _SearchState:
         self.best: Trial | None = None
         self.lower_bound: float | None = None
         self.space: Space | None = None
+        self.beyond = ""
         self.latest_certificate: Certificate | None = None
         self.certificate: Certificate | None = None
         self.num_repeats = 0
@@ -356,7 +358,7 @@ class _SearchState:
         if proof is not None:
             if proof.space != self.space:  # the search moved to another space, as nothing fitted in the one before
                 self.space, self.lower_bound = proof.space, None
-            self.lower_bound = max(proof.lower_bound, self.lower_bound or 0.0)
+            self.lower_bound, self.beyond = max(proof.lower_bound, self.lower_bound or 0.0), proof.beyond
 
     @property
     def _is_late(self) -> bool:

@@ -39,6 +39,7 @@ from meshwise.strategies.operators.operator_plan import (
     FREE_DECISIONS,
     build_operator_plan,
     cuts_operators,
+    list_data_variants,
     list_operator_violations,
 )
 from meshwise.strategies.operators.pass_costs import Setting
@@ -414,8 +415,9 @@ class JointSearch:
             if any(list_operator_violations(self.problem, plan)):
                 return False
             if self.costs.fits(plan):
-                for rival in self._list_schedules(plan):
-                    yield from self._propose(rival)
+                for variant in list_data_variants(self.problem, plan) if mesh.data == 1 and not self.pins else (plan,):
+                    for rival in self._list_schedules(variant):
+                        yield from self._propose(rival)
                 return not all(solution.is_free for solution in assembly.stages)
             needed_bytes = self.costs.peak_memory(plan) - operators.resident_bytes
             limit = int(min(limit * operators.limit / needed_bytes, limit * 0.97))

@@ -52,11 +52,13 @@ class OutOfTime(Exception):
 class Proof:
     """The claim that no plan of ``space`` that fits takes less than ``lower_bound`` seconds.
 
-    ``space`` is by default the space of the search. An infinite bound is the claim that no plan fits.
+    ``space`` is by default the space of the search. An infinite bound is the claim that no plan fits. ``beyond`` are
+    plans outside of any space that the claim is about too, in words; empty for none.
     """
 
     lower_bound: float
     space: Space | None = None
+    beyond: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,8 @@ def list_by_habit(problem: Problem, space: Space) -> list[Layout]:
 _LEFT_OUT = {name: item.left_out for name, item in DECISIONS.items() if item.left_out} | {"devices": "idle devices"}
 """By decision, what a space without a limit on it leaves out."""
 
-_ALWAYS_LEFT_OUT = ("single operators sharded apart", "recompute that differs by stage but near the best plan")
+_APART = "single operators sharded apart"
+_ALWAYS_LEFT_OUT = (_APART, "recompute that differs by stage but near the best plan")
 """What every space of layouts leaves out."""
 
 
@@ -377,14 +378,29 @@ class Scope:
         The number of legal plans, including those that do not fit.
     tried, left_out
         What the plans choose among, and what people may choose besides, in words.
+    beyond
+        Plans outside of any space that the proof covers too, in words; empty for none.
     """
 
     plans: int
     tried: tuple[str, ...]
     left_out: tuple[str, ...]
+    beyond: str = ""
 
     def __str__(self) -> str:
-        return f"{self.plans:,} plans: {'; '.join(self.tried)}; not tried: {', '.join(self.left_out)}"
+        return f"{self.count}: {'; '.join(self.tried)}; not tried: {', '.join(self.left_out)}"
+
+    def extend(self, beyond: str) -> "Scope":
+        """Return the scope with plans outside of any space, which cut operators apart, in words."""
+        if not beyond:
+            return self
+        left_out = tuple(words for words in self.left_out if words != _APART)
+        return replace(self, left_out=left_out, beyond=beyond)
+
+    @property
+    def count(self) -> str:
+        """How many plans there are, in words."""
+        return f"{self.plans:,} plans" + (f", and {self.beyond}" if self.beyond else "")
 
 
 def scope_of(problem: Problem, space: Space) -> Scope:

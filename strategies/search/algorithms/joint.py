@@ -60,4 +60,5 @@ class Joint:
             pass
         proof = uniform_course.proof
         uniform_bound = inf if space.pin else 0.0 if proof is None else proof.lower_bound
-        return Proof(min(uniform_bound, joint_search.total_bound))
+        beyond = f"stages with operators cut apart on {len(joint_search.meshes)} meshes"
+        return Proof(min(uniform_bound, joint_search.total_bound), beyond=beyond)
