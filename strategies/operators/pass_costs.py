@@ -53,11 +53,15 @@ from meshwise.strategies.plan.sharding import OperatorSharding, ShardingSpec
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The plan whose operators are to be cut, here all whole, with the stage costs of the lowering of whole plans."""
+    """The plan whose operators are to be cut, here all whole, with the stage costs of the lowering of whole plans.
+
+    ``profile`` is the rank that is priced, rank 0 where none is given.
+    """
 
     problem: Problem
     plan: Plan
     costs: StageCosts
+    profile: RankProfile | None = None
 
     @property
     def training(self) -> Training:
@@ -71,8 +75,8 @@ class Setting:
 
     @cached_property
     def rank(self) -> RankProfile:
-        """Rank 0, which stands for all: all ranks of these plans do the same."""
-        return self.machine.rank(0)
+        """The rank that is priced: by default rank 0, which stands for all where all ranks do the same."""
+        return self.machine.rank(0) if self.profile is None else self.profile
 
     @cached_property
     def _operators(self) -> dict[tuple[str, str], tuple[Block, Operator]]:

@@ -67,7 +67,7 @@ class StageOperators:
     @property
     def limit(self) -> int:
         """Bytes on a device that are left for choices."""
-        return int(self.problem.usable_memory(self.problem.cluster.accelerator)) - self.resident_bytes
+        return int(self.problem.usable_memory(self.table.setting.rank.accelerator)) - self.resident_bytes
 
     def build_graph(self, spans: Sequence[Span], known_choices: Mapping[int, int] | None = None) -> StageGraph:
         """Return the cost graph of a rank that runs some spans: ticks are those of all microbatches, and of the end.
@@ -175,11 +175,12 @@ def compute_stage_operators(problem: Problem, plan: Plan, table: PassTable, cost
 
     Only states depend on the degrees outside: on the stage of ZeRO, and the ranks that share states.
     """
-    node_costs = NodeCosts(Setting(problem, plan, costs))
+    rank = table.setting.rank
+    node_costs = NodeCosts(Setting(problem, plan, costs, rank))
     count_states = partial(_count_states, node_costs)
     states = tuple(map(count_states, table.nodes, table.choices))
     buffers = max(costs.buffers(plan))
-    return StageOperators(problem, plan, table, states, int(problem.cluster.accelerator.reserved) + buffers)
+    return StageOperators(problem, plan, table, states, int(rank.accelerator.reserved) + buffers)
 
 
 def _count_states(node_costs: NodeCosts, node: Node, options: tuple[OperatorSharding, ...]) -> IntArray:

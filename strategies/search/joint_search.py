@@ -31,6 +31,7 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import CostModel, Evaluation
+from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.operators.choices import filter_choices, find_pin_violation, resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall
@@ -41,6 +42,7 @@ from meshwise.strategies.operators.operator_plan import (
     cuts_operators,
     list_data_variants,
     list_operator_violations,
+    with_tied_layouts,
 )
 from meshwise.strategies.operators.pass_costs import Setting
 from meshwise.strategies.operators.pass_table import PassTable, compute_pass_table
@@ -96,6 +98,16 @@ class JointMesh(NamedTuple):
         4.0
         """
         return work / (1 - (1 - 1 / self.num_microbatches) ** self.pipeline)
+
+    def bound_unequal_step(self, works: Sequence[float]) -> float:
+        """Return a bound where ``works`` are those of all stages together on the devices of each position.
+
+        All positions share the work in proportion to their speeds, and none waits.
+
+        >>> JointMesh(2, 1, (("tensor", 1),), 1, 4).bound_unequal_step([3.0, 6.0])
+        8.0
+        """
+        return self.num_microbatches / sum(1 / work for work in works)
 
 
 def list_joint_meshes(problem: Problem, space: Space) -> Iterator[JointMesh]:
@@ -228,15 +240,17 @@ class BoundaryTicks(NamedTuple):
     ties: tuple[tuple[int, int, float], ...]
 
 
-def assemble_stages(solver: StageSolver, mesh: JointMesh, boundaries: BoundaryTicks, spread: float) -> _Assembly | None:
-    """Return the stages of a mesh that are fastest together; ``None`` where nothing fits.
+def assemble_stages(
+    solvers: Sequence[StageSolver], mesh: JointMesh, boundaries: BoundaryTicks, spread: float
+) -> _Assembly | None:
+    """Return the stages of a mesh that are fastest together, each by its solver; ``None`` where nothing fits.
 
     A stage has between ``1 - spread`` and ``1 + spread`` times its share of the least ticks of blocks, or one block.
     """
-    block_ticks = solver.operators.table.least_kernel_ticks
-    num_blocks, num_stages = len(block_ticks), mesh.pipeline
-    totals = np.concatenate([[0.0], np.cumsum(np.asarray(block_ticks, float))])
-    share = totals[-1] / num_stages
+    num_blocks, num_stages = len(boundaries.crossings) - 1, mesh.pipeline
+    # by position, as devices differ: the least ticks of the blocks before each, and the share that evens out times
+    totals = [np.concatenate([[0.0], np.cumsum(solver.operators.table.least_kernel_ticks)]) for solver in solvers]
+    even_time = 1 / sum(1 / max(float(row[-1]), 1.0) for row in totals)
     times = np.full((num_stages, num_blocks + 1, num_blocks + 1), inf)
     for stage in reversed(range(num_stages)):
         num_alive = min(num_stages - stage, mesh.num_microbatches)
@@ -245,11 +259,11 @@ def assemble_stages(solver: StageSolver, mesh: JointMesh, boundaries: BoundaryTi
             last_end = num_blocks - (num_stages - 1 - stage)
             ends = (num_blocks,) if stage == num_stages - 1 else range(first + 1, last_end + 1)
             for end in ends:
-                work = totals[end] - totals[first]
-                is_near = (1 - spread) * share <= work <= (1 + spread) * share
+                work = float(totals[stage][end] - totals[stage][first])
+                is_near = (1 - spread) * even_time <= work <= (1 + spread) * even_time
                 if not is_near and end - first > 1:
                     continue
-                solution = solver.solve_span(first, end, num_alive)
+                solution = solvers[stage].solve_span(first, end, num_alive)
                 if solution is not None:
                     ticks = sum(ticks for earlier, later, ticks in boundaries.ties if earlier < first <= later < end)
                     times[stage, first, end] = (solution.ticks + ticks) / mesh.num_microbatches
@@ -260,6 +274,7 @@ def assemble_stages(solver: StageSolver, mesh: JointMesh, boundaries: BoundaryTi
     known_choices: dict[int, int] = {}
     for stage, (first, end) in enumerate(zip((0, *division.ends[:-1]), division.ends, strict=True)):
         num_alive = min(num_stages - stage, mesh.num_microbatches)
+        solver = solvers[stage]
         stage_solution = solver.solve_span(first, end, num_alive)
         assert stage_solution is not None  # its time is finite
         span = Span(first, end, num_alive, stage_solution.recompute)
@@ -339,7 +354,7 @@ class JointSearch:
     def __init__(self, problem: Problem, space: Space, costs: CostModel, spread: float, best: BestPlans) -> None:
         self.problem, self.space, self.costs, self.spread, self.best = problem, space, costs, spread, best
         self.stage_costs, self.pins = StageCosts(problem), resolve_pins(problem.graph, space.pin)
-        self.tables: dict[tuple[tuple[tuple[str, int], ...], int, bool], PassTable] = {}
+        self.tables: dict[tuple[tuple[tuple[str, int], ...], int, bool, RankProfile], PassTable] = {}
         device_work = least_step_time(problem)
         bounded_meshes = (
             (mesh.bound_step(device_work * mesh.pipeline / mesh.num_microbatches), mesh)
@@ -389,8 +404,8 @@ class JointSearch:
     def _propose_mesh(self, mesh: JointMesh) -> Generator[Plan, Evaluation, None]:
         self.costs.check_time()
         base_plan = self.build_base_plan(mesh)
-        table = self._find_table(base_plan)
-        bound = mesh.bound_step(sum(table.least_kernel_ticks) / TICKS_PER_SECOND)
+        tables = self._find_tables(base_plan)
+        bound = bound_mesh(mesh, tables)
         self.bound = min(self.bound, bound)
         if bound >= self.best.time:
             return
@@ -398,20 +413,31 @@ class JointSearch:
             if not allows_value(self.space.zero, zero):
                 continue
             plan = replace(base_plan, zero=zero)
-            operators = compute_stage_operators(self.problem, plan, table, self.stage_costs)
-            is_bound = yield from self._propose_fitting(mesh, operators)
+            positions = self._describe_positions(plan, tables)
+            is_bound = yield from self._propose_fitting(mesh, positions)
             if not is_bound:
                 break  # memory does not bind: further sharing of states only adds gathers
 
-    def _propose_fitting(self, mesh: JointMesh, operators: StageOperators) -> Generator[Plan, Evaluation, bool]:
+    def _describe_positions(self, plan: Plan, tables: Sequence[PassTable]) -> list[StageOperators]:
+        """Return the operators of the stages of every position; equal positions share theirs."""
+        by_table = {id(table): compute_stage_operators(self.problem, plan, table, self.stage_costs) for table in tables}
+        return [by_table[id(table)] for table in tables]
+
+    def _propose_fitting(
+        self, mesh: JointMesh, positions: Sequence[StageOperators]
+    ) -> Generator[Plan, Evaluation, bool]:
         """Yield the best plan of a mesh that fits; return whether more memory might make it faster."""
-        limit, boundaries = operators.limit, self._count_boundary_ticks(operators)
+        share, boundaries = 1.0, self._count_boundary_ticks(positions[0])
         for _ in range(RETRIES):
-            solver = StageSolver(operators, limit, self._list_recomputes())
-            assembly = assemble_stages(solver, mesh, boundaries, self.spread)
+            by_operators = {
+                id(operators): StageSolver(operators, int(operators.limit * share), self._list_recomputes())
+                for operators in positions
+            }
+            solvers = [by_operators[id(operators)] for operators in positions]
+            assembly = assemble_stages(solvers, mesh, boundaries, self.spread)
             if assembly is None:
                 return True
-            plan = build_joint_plan(operators, assembly)
+            plan = with_tied_layouts(self.problem, build_joint_plan(positions[0], assembly))
             if any(list_operator_violations(self.problem, plan)):
                 return False
             if self.costs.fits(plan):
@@ -419,9 +445,15 @@ class JointSearch:
                     for rival in self._list_schedules(variant):
                         yield from self._propose(rival)
                 return not all(solution.is_free for solution in assembly.stages)
-            needed_bytes = self.costs.peak_memory(plan) - operators.resident_bytes
-            limit = int(min(limit * operators.limit / needed_bytes, limit * 0.97))
+            share = self._shrink_share(plan, positions, share)
         return True
+
+    def _shrink_share(self, plan: Plan, positions: Sequence[StageOperators], share: float) -> float:
+        """Return the share of the memory for choices with which a plan that did not fit may fit."""
+        limit = min(operators.limit for operators in positions)
+        resident_bytes = min(operators.resident_bytes for operators in positions)
+        needed_bytes = self.costs.peak_memory(plan) - resident_bytes
+        return min(share * limit / needed_bytes, 0.97 * share)
 
     def _count_boundary_ticks(self, operators: StageOperators) -> BoundaryTicks:
         """Return the ticks of boundaries where every rank sends its share; how operators are cut may make it more."""
@@ -464,27 +496,26 @@ class JointSearch:
         if not axes <= {PIPELINE, DATA, TENSOR, TENSOR_ROWS} or not isinstance(plan.microbatch, int) or plan.offload:
             return
         base_plan = _without_layout(self.problem, plan)
-        operators = compute_stage_operators(self.problem, base_plan, self._find_table(base_plan), self.stage_costs)
-        limit, positions = operators.limit, list_position_spans(self.problem, plan)
+        positions = self._describe_positions(base_plan, self._find_tables(base_plan))
+        share, position_spans = 1.0, list_position_spans(self.problem, plan)
         for _ in range(RETRIES):
             self.costs.check_time()
             choice_by_node: dict[int, int] = {}
-            for spans in positions:
+            for operators, spans in zip(positions, position_spans, strict=True):
                 graph, num_outside = operators.build_graph(spans)
-                solution = frontier(graph, limit, gap=STAGE_GAP)
+                solution = frontier(graph, int(operators.limit * share), gap=STAGE_GAP)
                 if isinstance(solution, Shortfall):
                     return
                 choice = solution.choice[num_outside:]
                 choice_by_node |= dict(zip(operators.list_nodes(spans), choice, strict=True))
-            shardings = operators.build_shardings([choice for _, choice in sorted(choice_by_node.items())])
-            new_plan = replace(base_plan, shardings=shardings)
+            shardings = positions[0].build_shardings([choice for _, choice in sorted(choice_by_node.items())])
+            new_plan = with_tied_layouts(self.problem, replace(base_plan, shardings=shardings))
             if any(list_operator_violations(self.problem, new_plan)):
                 return
             if self.costs.fits(new_plan):
                 yield from self._propose(new_plan)
                 return
-            needed_bytes = self.costs.peak_memory(new_plan) - operators.resident_bytes
-            limit = int(min(limit * operators.limit / needed_bytes, limit * 0.97))
+            share = self._shrink_share(new_plan, positions, share)
 
     def _change_decisions(self) -> Generator[Plan, Evaluation, None]:
         """Yield the best plan with one decision of the step changed, as long as that makes it faster."""
@@ -511,14 +542,33 @@ class JointSearch:
             self.problem, dict(mesh.degrees), mesh.microbatch, data=mesh.data, stages=stages, schedule="1f1b"
         )
 
-    def _find_table(self, plan: Plan) -> PassTable:
-        """Return the table of a plan, which no degree outside the operator axes changes."""
+    def _find_tables(self, plan: Plan) -> list[PassTable]:
+        """Return the table of every position's slowest rank, which no degree outside the operator axes changes."""
+        precision = self.problem.training.precision
+        ranks = [min(row, key=lambda rank: rank.accelerator.peak(precision)) for row in self._list_ranks(plan)]
+        return [self._find_table(plan, rank) for rank in ranks]
+
+    def _list_ranks(self, plan: Plan) -> tuple[tuple[RankProfile, ...], ...]:
+        return self.stage_costs.machine(plan).ranks
+
+    def _find_table(self, plan: Plan, rank: RankProfile) -> PassTable:
         degrees = tuple((axis.name, axis.size) for axis in plan.mesh.axes if axis.name in OPERATOR_AXES)
-        key = degrees, plan.sequences, plan.num_microbatches > 1
+        key = degrees, plan.sequences, plan.num_microbatches > 1, rank
         if key not in self.tables:
-            setting = Setting(self.problem, plan, self.stage_costs)
+            setting = Setting(self.problem, plan, self.stage_costs, rank)
             self.tables[key] = compute_pass_table(setting, partial(filter_choices, self.pins))
         return self.tables[key]
+
+
+def bound_mesh(mesh: JointMesh, tables: Sequence[PassTable]) -> float:
+    """Return a lower bound in seconds of all plans on a mesh; ``tables`` are those of every position's ranks."""
+    reference = np.array(tables[0].least_kernel_ticks, float)
+    total = float(reference.sum()) / TICKS_PER_SECOND
+    if all(table is tables[0] for table in tables):
+        return mesh.bound_step(total)
+    is_work = reference > 0
+    ratios = ((np.array(table.least_kernel_ticks, float)[is_work] / reference[is_work]).min() for table in tables)
+    return mesh.bound_unequal_step([total * float(ratio) for ratio in ratios])
 
 
 def _without_layout(problem: Problem, plan: Plan) -> Plan:
