@@ -51,6 +51,12 @@ class PassTable:
         """The redistributions between nodes, which take as long to price as all nodes."""
         return tuple(EdgeCosts(self.setting).list_redistributions(self.choices))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the table once its redistributions are priced, about: two numbers for every pair of choices."""
+        sizes = [len(options) for options in self.choices]
+        return 16 * sum(size * (size + 8) for size in sizes)
+
     @cached_property
     def least_kernel_ticks(self) -> tuple[int, ...]:
         """For every occurrence of a block, the least ticks in which a device computes a microbatch of it."""

@@ -8,7 +8,8 @@ from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.operators import Frontier
-from meshwise.strategies.search.joint_search import BestPlans, Course, JointSearch
+from meshwise.strategies.search.joint.courses import BestPlans, Course
+from meshwise.strategies.search.joint.joint_search import JointSearch
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 

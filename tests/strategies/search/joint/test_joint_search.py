@@ -25,14 +25,16 @@ from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.joint import Joint
 from meshwise.strategies.search.algorithms.operators import Frontier
-from meshwise.strategies.search.joint_search import BestPlans, JointMesh, JointSearch, list_joint_meshes
+from meshwise.strategies.search.joint.courses import BestPlans
+from meshwise.strategies.search.joint.joint_search import JointSearch
+from meshwise.strategies.search.joint.meshes import JointMesh, list_joint_meshes
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
-from ...examples import LONG
-from ..operators.operator_plans import random_plan
-from ..operators.tiny import layer, tiny_problem
-from ..problems import problem
+from ....examples import LONG
+from ...operators.operator_plans import random_plan
+from ...operators.tiny import layer, tiny_problem
+from ...problems import problem
 
 
 def stage_operators(of: Problem, plan: Plan, choice_filter: ChoiceFilter | None = None) -> StageOperators:

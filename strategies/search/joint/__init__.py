@@ -1,0 +1,1 @@
+"""Stages and the shardings of their operators, chosen together on every mesh."""

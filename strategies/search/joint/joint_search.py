@@ -1,0 +1,315 @@
+"""Stages and the shardings of their operators, chosen together.
+
+On a mesh of pipeline ranks, data ranks and operator axes, and for a size of microbatches, a stage may have any span of
+blocks. Its time is that of the fastest shardings of its operators that fit in the memory of its pipeline rank, with the
+recomputation that they need: an exact cover of the stage (`meshwise.strategies.operators.frontier`). The stages are
+then assembled exactly for the sum of their times and the slowest one
+(`meshwise.strategies.stages.block_division`). So one stage may be cut along heads and the next along the batch, as if
+their tensor- and data-parallel degrees differed. What no sum of operators shows, such as gradients that are summed
+under backward, is left to the simulation of the best plans.
+
+References
+----------
+Zheng et al., "Alpa: automating inter- and intra-operator parallelism for distributed deep learning", OSDI 2022: stages
+on meshes, each by an integer program, assembled by a dynamic program.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from meshwise.simulator.memo import LatestResults
+from meshwise.strategies.bounds.step_time import least_step_time
+from meshwise.strategies.evaluation import CostModel, Evaluation
+from meshwise.strategies.lowering.rank_classes.machine import RankProfile
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.operators.choices import filter_choices, find_pin_violation, resolve_pins
+from meshwise.strategies.operators.cost_graph import Shortfall
+from meshwise.strategies.operators.frontier import frontier
+from meshwise.strategies.operators.operator_plan import (
+    FREE_DECISIONS,
+    build_operator_plan,
+    cuts_operators,
+    list_data_variants,
+    list_operator_violations,
+    with_tied_layouts,
+)
+from meshwise.strategies.operators.pass_costs import Setting
+from meshwise.strategies.operators.pass_table import PassTable, compute_pass_table
+from meshwise.strategies.operators.stage_costs import StageOperators, compute_stage_operators
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.partition import Stage
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.recomputation import ACTIVATION, Recompute, SomeOperators
+from meshwise.strategies.search.choices import allows_value
+from meshwise.strategies.search.joint.courses import BestPlans
+from meshwise.strategies.search.joint.meshes import JointMesh, bound_mesh, list_joint_meshes
+from meshwise.strategies.search.joint.stages import (
+    STAGE_GAP,
+    StageSolver,
+    assemble_stages,
+    build_joint_plan,
+    count_boundary_ticks,
+    list_position_spans,
+)
+from meshwise.strategies.search.proposals import Proof
+from meshwise.strategies.search.space import Space
+
+RECOMPUTE_ORDER = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""What a stage may compute again, from the fastest to the leanest."""
+
+RETRIES = 4
+"""How often a mesh is solved, each time with a limit nearer to the bytes that its plan really takes."""
+
+MAX_TABLE_BYTES = 2**28
+"""Bytes of the tables that are kept for other meshes, those used last."""
+
+MOST_REFINED = 4
+"""Plans of other searches whose operators are cut anew."""
+
+
+class JointSearch:
+    """The search of one problem: tables are shared between meshes, and the best time so far drops meshes."""
+
+    def __init__(self, problem: Problem, space: Space, costs: CostModel, spread: float, best: BestPlans) -> None:
+        self.problem, self.space, self.costs, self.spread, self.best = problem, space, costs, spread, best
+        self.stage_costs, self.pins = StageCosts(problem), resolve_pins(problem.graph, space.pin)
+        self.tables = LatestResults[PassTable](MAX_TABLE_BYTES)
+        device_work = least_step_time(problem)
+        bounded_meshes = (
+            (mesh.bound_step(device_work * mesh.pipeline / mesh.num_microbatches), mesh)
+            for mesh in list_joint_meshes(problem, space)
+            if not find_pin_violation(self.pins, dict(mesh.degrees), mesh.microbatch)
+        )
+        # tables of two axes take ten times as long as those of one
+        self.meshes = sorted(bounded_meshes, key=lambda pair: (len(pair[1].degrees), *pair))
+        self.bound = inf
+        """The least bound of the meshes looked at: no plan on one of them takes less seconds."""
+        self.num_searched = 0
+
+    @property
+    def total_bound(self) -> float:
+        """The least bound of all meshes, those included that were not looked at."""
+        return min([self.bound, *(bound for bound, _ in self.meshes[self.num_searched :])])
+
+    def run(self) -> Generator[Plan | Proof, Evaluation, None]:
+        """Yield the best plan of every mesh that may be faster than the best so far, the most promising mesh first.
+
+        Then yield the fastest plans of other searches with operators cut anew, and changes of the best plan. After
+        every mesh the least bound so far is told.
+        """
+        for bound, mesh in self.meshes:
+            if bound >= self.best.time:
+                self.bound = min(self.bound, bound)
+            else:
+                try:
+                    yield from self._propose_mesh(mesh)
+                except ValueError:  # too entangled for the exact solver
+                    self.bound = min(self.bound, bound)
+            self.num_searched += 1
+            yield Proof(self.total_bound)
+        for _, plan in sorted(self.best.evaluated, key=lambda pair: pair[0])[:MOST_REFINED]:
+            yield from self._cut_anew(plan)
+            yield from self._divide_anew(plan)
+        yield from self._change_decisions()
+
+    def _propose(self, plan: Plan) -> Generator[Plan, Evaluation, bool]:
+        """Yield a plan unless it cannot be the best; return whether it is the best."""
+        if not self.costs.fits(plan) or self.costs.plan_bound(plan) >= self.best.time:
+            return False
+        evaluation = yield plan
+        is_better = evaluation.fits and evaluation.step_time < self.best.time
+        self.best.note(plan, evaluation)
+        return is_better
+
+    def _propose_mesh(self, mesh: JointMesh) -> Generator[Plan, Evaluation, None]:
+        self.costs.check_time()
+        base_plan = self.build_base_plan(mesh)
+        tables = self._find_tables(base_plan)
+        bound = bound_mesh(mesh, tables)
+        self.bound = min(self.bound, bound)
+        if bound >= self.best.time:
+            return
+        for zero in (0,) if mesh.data == 1 else (1, 2, 3):
+            if self._allows("zero", zero):
+                is_bound = yield from self._propose_division(replace(base_plan, zero=zero))
+                if not is_bound:
+                    break  # memory does not bind: further sharing of states only adds gathers
+
+    def _divide_anew(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
+        """Yield a plan with other stages, recomputation and cuts of operators, on its mesh and schedule."""
+        num_stages = len(plan.stages)
+        if self._is_expressible(plan) and 1 < num_stages <= len(self.problem.graph.occurrences):
+            base_plan = replace(_without_layout(self.problem, plan), stages=self._list_first_stages(num_stages))
+            yield from self._propose_division(replace(base_plan, recompute=Recompute.NONE))
+
+    def _propose_division(self, base_plan: Plan) -> Generator[Plan, Evaluation, bool]:
+        """Yield the best stages of a plan's mesh and schedule that fit; return whether memory binds them."""
+        tables = self._find_tables(base_plan)
+        positions = self._describe_positions(base_plan, tables)
+        share, boundaries = 1.0 / base_plan.chunks, count_boundary_ticks(positions[0], self.stage_costs)
+        for _ in range(RETRIES):
+            self.costs.check_time()
+            solvers = {
+                operators: StageSolver(operators, int(operators.limit * share), self._list_recomputes())
+                for operators in positions
+            }
+            stage_solvers = [solvers[positions[position]] for position in base_plan.positions]
+            assembly = assemble_stages(stage_solvers, base_plan, boundaries, self.spread)
+            if assembly is None:
+                return True
+            plan = with_tied_layouts(self.problem, build_joint_plan(positions[0], assembly))
+            if any(list_operator_violations(self.problem, plan)):
+                return False
+            if self.costs.fits(plan):
+                yield from self._propose_variants(plan)
+                return not all(solution.is_free for solution in assembly.stages)
+            share = self._shrink_share(plan, positions, share)
+        return True
+
+    def _propose_variants(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
+        """Yield a plan with data parallelism in the mesh, every schedule, and tensor communication beside products."""
+        has_choice = plan.data == 1 and plan.pipeline * plan.chunks >= 1 and not self.pins
+        variants = list_data_variants(self.problem, plan) if has_choice else (plan,)
+        schedules = CHANGED_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else ()
+        rivals = [
+            replace(variant, schedule=schedule, overlap_tensor=overlap)
+            for variant in variants
+            for schedule in dict.fromkeys((variant.schedule, *schedules))
+            for overlap in {False, variant.operator_ranks > 1}
+            if self._allows("schedule", schedule) and self._allows("overlap_tensor", overlap)
+        ]
+        legal_plans = [rival for rival in rivals if not any(list_operator_violations(self.problem, rival))]
+        for rival in sorted(legal_plans, key=self.costs.plan_bound):
+            yield from self._propose(rival)
+
+    def _describe_positions(self, plan: Plan, tables: Sequence[PassTable]) -> list[StageOperators]:
+        """Return the operators of the stages of every position; equal positions share theirs."""
+        operators = {table: compute_stage_operators(self.problem, plan, table, self.stage_costs) for table in tables}
+        return [operators[table] for table in tables]
+
+    def _shrink_share(self, plan: Plan, positions: Sequence[StageOperators], share: float) -> float:
+        """Return the share of the memory for choices with which a plan that did not fit may fit."""
+        limit = min(operators.limit for operators in positions)
+        resident_bytes = min(operators.resident_bytes for operators in positions)
+        needed_bytes = self.costs.peak_memory(plan) - resident_bytes
+        return min(share * limit / needed_bytes, 0.97 * share)
+
+    def _allows(self, name: str, value: object) -> bool:
+        return allows_value(getattr(self.space, name), value)
+
+    @staticmethod
+    def _is_expressible(plan: Plan) -> bool:
+        """Return whether a plan is one of single operators but for its shardings."""
+        axes = {axis.name for axis in plan.mesh.axes if axis.size > 1}
+        is_even = isinstance(plan.microbatch, int) and not plan.placement
+        return axes <= {PIPELINE, DATA, TENSOR, TENSOR_ROWS} and is_even and not plan.offload
+
+    def _cut_anew(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
+        """Yield a plan with the operators of every pipeline rank cut anew within its memory."""
+        if not self._is_expressible(plan):
+            return
+        base_plan = _without_layout(self.problem, plan)
+        positions = self._describe_positions(base_plan, self._find_tables(base_plan))
+        share, position_spans = 1.0, list_position_spans(self.problem, plan)
+        for _ in range(RETRIES):
+            self.costs.check_time()
+            choice_by_node: dict[int, int] = {}
+            for operators, spans in zip(positions, position_spans, strict=True):
+                graph, num_outside = operators.build_graph(spans)
+                solution = frontier(graph, int(operators.limit * share), gap=STAGE_GAP)
+                if isinstance(solution, Shortfall):
+                    return
+                choice = solution.choice[num_outside:]
+                choice_by_node |= dict(zip(operators.list_nodes(spans), choice, strict=True))
+            shardings = positions[0].build_shardings([choice for _, choice in sorted(choice_by_node.items())])
+            new_plan = with_tied_layouts(self.problem, replace(base_plan, shardings=shardings))
+            if any(list_operator_violations(self.problem, new_plan)):
+                return
+            if self.costs.fits(new_plan):
+                yield from self._propose(new_plan)
+                return
+            share = self._shrink_share(new_plan, positions, share)
+
+    def _change_decisions(self) -> Generator[Plan, Evaluation, None]:
+        """Yield the best plan with one decision of the step changed, as long as that makes it faster."""
+        is_better = True
+        while is_better and (plan := self.best.plan) is not None and cuts_operators(self.problem, plan):
+            is_better = False
+            for new_plan in list_step_changes(plan, self.space):
+                if not any(list_operator_violations(self.problem, new_plan)):
+                    is_better = (yield from self._propose(new_plan)) or is_better
+
+    def _list_recomputes(self) -> tuple[Recompute, ...]:
+        has_layers = any(block.layer for block in self.problem.graph.blocks)
+        return tuple(
+            choice
+            for choice in RECOMPUTE_ORDER
+            if allows_value(self.space.recompute, choice) and (has_layers or choice is Recompute.NONE)
+        )
+
+    def build_base_plan(self, mesh: JointMesh) -> Plan:
+        """Return the plan of a mesh with whole operators, one block a stage and all others in the last."""
+        stages, degrees = self._list_first_stages(mesh.pipeline), dict(mesh.degrees)
+        return build_operator_plan(self.problem, degrees, mesh.microbatch, data=mesh.data, stages=stages)
+
+    def _list_first_stages(self, num_stages: int) -> tuple[Stage, ...]:
+        names, last = [name for name, _ in self.problem.graph.occurrences], num_stages - 1
+        return (*(Stage((name,)) for name in names[:last]), Stage(tuple(names[last:])))
+
+    def _find_tables(self, plan: Plan) -> list[PassTable]:
+        """Return the table of every position's slowest rank, which no degree outside the operator axes changes."""
+        precision = self.problem.training.precision
+        ranks = [min(row, key=lambda rank: rank.accelerator.peak(precision)) for row in self._list_ranks(plan)]
+        return [self._find_table(plan, rank) for rank in ranks]
+
+    def _list_ranks(self, plan: Plan) -> tuple[tuple[RankProfile, ...], ...]:
+        return self.stage_costs.machine(plan).ranks
+
+    def _find_table(self, plan: Plan, rank: RankProfile) -> PassTable:
+        degrees = tuple((axis.name, axis.size) for axis in plan.mesh.axes if axis.name in OPERATOR_AXES)
+        key = degrees, plan.sequences, plan.num_microbatches > 1, rank
+
+        def compute_table() -> tuple[PassTable, int]:
+            setting = Setting(self.problem, plan, self.stage_costs, rank)
+            table = compute_pass_table(setting, partial(filter_choices, self.pins))
+            return table, table.num_bytes
+
+        return self.tables.look_up(key, compute_table)
+
+
+def _without_layout(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan as one whose shardings alone say how operators are cut."""
+    degrees = {axis: plan.mesh.size(axis) for axis in OPERATOR_AXES}
+    built_plan = build_operator_plan(
+        problem,
+        degrees,
+        plan.sequences,
+        plan.shardings,
+        data=plan.data,
+        stages=plan.stages,
+        schedule=plan.schedule,
+        chunks=plan.chunks,
+    )
+    return replace(built_plan, **{name: getattr(plan, name) for name in FREE_DECISIONS})
+
+
+CHANGED_SCHEDULES = ("1f1b", "zb1p", "gpipe")
+"""Schedules of one stage a rank that the best plan is tried with."""
+
+
+def list_step_changes(plan: Plan, space: Space) -> Iterator[Plan]:
+    """Yield a plan with one decision of its step changed that a space allows."""
+    changes: dict[str, Sequence[Any]] = {
+        "zero": (0, 1, 2, 3) if plan.data > 1 else (),
+        "overlap_tensor": (True, False) if plan.operator_ranks > 1 else (),
+        "recompute": (*RECOMPUTE_ORDER, SomeOperators((ACTIVATION,))),
+        "schedule": CHANGED_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else (),
+    }
+    for name, values in changes.items():
+        for value in values:
+            if value != getattr(plan, name) and allows_value(getattr(space, name), value):
+                yield replace(plan, **{name: value})
