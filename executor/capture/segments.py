@@ -414,6 +414,8 @@ def make_unique(name: str, used_names: dict[str, None]) -> str:
 
 def _split_between(operators: Sequence[Draft], start: int, stop: int) -> list[tuple[BlockSegment, str]]:
     """Return a range of operators split by module; operators without parameters join the segment before them."""
+    if start == stop:  # two runs of layers follow each other
+        return []
     bounds: list[tuple[int, str]] = []
     for index in range(start, stop):
         path = operators[index].path

@@ -49,3 +49,33 @@ def test_skips_are_carried_through_the_blocks_between() -> None:
     assert len(middle.inputs) == 3 and middle.inputs[:2] == middle.outputs[:2]
     read = {name for operator in middle.operators for name in operator.inputs}
     assert not read & set(middle.inputs[:2])
+
+
+def test_two_runs_of_layers_may_follow_each_other() -> None:
+    """A tower over one input, and right behind it another over the other: nothing lies between the two runs."""
+
+    class Residual(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(size), nn.Linear(size, size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(self.norm(x))
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 8), nn.Linear(4, 16)
+            self.first = nn.ModuleList([Residual(8) for _ in range(3)])
+            self.second = nn.ModuleList([Residual(16) for _ in range(4)])
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x, y = self.left(x), self.right(y)
+            for layer in self.first:
+                x = layer(x)
+            for layer in self.second:
+                y = layer(y)
+            return x.square().mean() + y.square().mean()
+
+    graph = capture(Towers(), (torch.randn(2, 4), torch.randn(2, 4))).graph
+    assert [(block.name, block.repeat) for block in graph.blocks][2:4] == [("first", 3), ("second", 4)]
