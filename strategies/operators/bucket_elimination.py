@@ -34,6 +34,10 @@ MANY_ENTRIES = 2**16
 """Entries of the largest table beyond which the minimum-fill order is tried as well: it costs more to find."""
 
 
+class EntangledGraphError(ValueError):
+    """A graph whose elimination would need tables of too many entries."""
+
+
 class Factor(NamedTuple):
     """A table over the choices of the nodes in ``scope``, in that order, after a chain of ``level`` eliminations."""
 
@@ -116,7 +120,7 @@ def build_buckets(graph: CostGraph) -> Buckets:
 
     Raises
     ------
-    ValueError
+    EntangledGraphError
         If a table would need more than 2**25 entries.
     """
     builder = _Builder(graph, min_fill=False)
@@ -126,7 +130,7 @@ def build_buckets(graph: CostGraph) -> Buckets:
         fill_builder.run()
         builder = min(builder, fill_builder, key=lambda candidate: candidate.max_entries)
     if builder.max_entries > MAX_TABLE_ENTRIES:
-        raise ValueError(
+        raise EntangledGraphError(
             f"a table of the elimination has at most {MAX_TABLE_ENTRIES} entries, it needs {builder.max_entries}"
         )
     return builder.build_result()

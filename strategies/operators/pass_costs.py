@@ -123,8 +123,8 @@ class OperatorPasses(NamedTuple):
         Ticks of forward and backward of a microbatch, with the collectives that the operator has itself.
     forward
         Those of forward.
-    kernels
-        Those in which the device computes.
+    kernels, forward_kernels
+        Those in which the device computes, in all and in forward.
     ending
         Ticks at the end of a step: the sum of gradients along operator axes, and the update.
     states
@@ -138,6 +138,7 @@ class OperatorPasses(NamedTuple):
     passes: IntArray
     forward: IntArray
     kernels: IntArray
+    forward_kernels: IntArray
     ending: IntArray
     states: IntArray
     transient: IntArray
@@ -150,6 +151,7 @@ class _ChoiceCosts(NamedTuple):
     passes: int
     forward: int
     kernels: int
+    forward_kernels: int
     ending: int
     states: int
     transient: int
@@ -167,12 +169,12 @@ class NodeCosts:
         """Return the ticks and bytes of each choice of an operator of a block."""
         block, operator = self.setting.find_operator(block_name, name)
         choices = [self._compute_choice(block, operator, sharding) for sharding in options]
-        passes, forward, kernels, ending, states, transient = np.array(
+        passes, forward, kernels, forward_kernels, ending, states, transient = np.array(
             [choice[:-1] for choice in choices], dtype=np.int64
         ).T.copy()
         names = dict.fromkeys(tensor for choice in choices for tensor in choice.saved)
         saved = {tensor: np.array([choice.saved.get(tensor, 0) for choice in choices], np.int64) for tensor in names}
-        return OperatorPasses(passes, forward, kernels, ending, states, transient, saved)
+        return OperatorPasses(passes, forward, kernels, forward_kernels, ending, states, transient, saved)
 
     def _compute_choice(self, block: Block, operator: Operator, sharding: OperatorSharding) -> _ChoiceCosts:
         check_deadline()
@@ -185,6 +187,7 @@ class NodeCosts:
             chain_ticks(clock.time_segments(chain)),
             chain_ticks(clock.time_segments(forward)),
             chain_ticks(clock.time_segments((segments.forward, segments.backward))),
+            chain_ticks(clock.time_segments((segments.forward,))),
             self._count_ending_ticks(layout),
             *self._count_bytes(layout, block),
         )
@@ -216,8 +219,9 @@ class NodeCosts:
         ticks = self._count_update_ticks(self._build_parameters(layout)) - self._count_update_ticks(Parameters(0, 0))
         parts = replicated_elements(layout, self.setting.training.conventions)
         for axis, elements in zip(OPERATOR_AXES, parts, strict=True):
-            if elements:
-                ticks += round(elements * self.setting.training.gradient_bytes * self._gradient_rates[axis])
+            if elements:  # there is no rate where all weights are frozen
+                rate = self._gradient_rates.get(axis, 0.0)
+                ticks += round(elements * self.setting.training.gradient_bytes * rate)
         return ticks
 
     def _count_update_ticks(self, parameters: Parameters) -> int:
@@ -236,6 +240,8 @@ class NodeCosts:
     def _gradient_rates(self) -> dict[str, float]:
         """Ticks to sum a byte of gradients along each axis, at the rate of an all-reduce of all parameters together."""
         size = float(self.setting.problem.graph.num_parameters * self.setting.training.gradient_bytes)
+        if not size:
+            return {}
         groups = self.setting.rank.groups
         sums = ((axis, groups[axis].ticks(Collective.ALL_REDUCE, size)) for axis in OPERATOR_AXES if axis in groups)
         return {axis: ticks / size for axis, ticks in sums}

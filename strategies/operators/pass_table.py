@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import check_deadline
+from meshwise.simulator.memo import HashedTuple
 from meshwise.simulator.operator_graph import Block, Operator
 from meshwise.strategies.operators.choices import list_choices
 from meshwise.strategies.operators.pass_costs import EdgeCosts, NodeCosts, OperatorPasses, Redistributions, Setting
@@ -51,6 +52,21 @@ class PassTable:
         """The redistributions between nodes, which take as long to price as all nodes."""
         return tuple(EdgeCosts(self.setting).list_redistributions(self.choices))
 
+    @cached_property
+    def least_forward_ticks(self) -> tuple[int, ...]:
+        """For every occurrence of a block, the least ticks of its forward alone."""
+        return self._sum_blocks([int(operator_passes.forward_kernels.min()) for operator_passes in self.passes])
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """For every node a number, equal for copies of an operator that have the same choices."""
+        numbers: dict[tuple[str, str, tuple[OperatorSharding, ...]], int] = {}
+        keys = (
+            (node.block.name, node.operator.name, options)
+            for node, options in zip(self.nodes, self.choices, strict=True)
+        )
+        return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the table once its redistributions are priced, about: two numbers for every pair of choices."""
@@ -60,8 +76,10 @@ class PassTable:
     @cached_property
     def least_kernel_ticks(self) -> tuple[int, ...]:
         """For every occurrence of a block, the least ticks in which a device computes a microbatch of it."""
-        least_ticks = [int(operator_passes.kernels.min()) for operator_passes in self.passes]
-        totals = [0, *accumulate(least_ticks)]
+        return self._sum_blocks([int(operator_passes.kernels.min()) for operator_passes in self.passes])
+
+    def _sum_blocks(self, ticks: list[int]) -> tuple[int, ...]:
+        totals = [0, *accumulate(ticks)]
         return tuple(totals[end] - totals[first] for first, end in zip(self.starts[:-1], self.starts[1:], strict=True))
 
     @cached_property
@@ -87,7 +105,10 @@ def compute_pass_table(setting: Setting, choice_filter: ChoiceFilter | None = No
         check_deadline()
         key = (node.block.name, node.operator.name)
         if key not in legal_choices:
-            legal_choices[key] = list_choices(node.block.name, node.block, node.operator, degrees, plan.sequences)
+            # kept with its hash, for it is the key of many nodes
+            legal_choices[key] = HashedTuple(
+                list_choices(node.block.name, node.block, node.operator, degrees, plan.sequences)
+            )
         shardings = legal_choices[key]
         options.append(shardings if choice_filter is None else choice_filter(node.name, shardings))
     choices, node_costs = tuple(options), NodeCosts(setting)

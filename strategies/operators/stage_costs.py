@@ -120,13 +120,11 @@ class StageOperators:
         )
         return tuple(sorted({move.source for move in moves if move.source < first_node}))
 
-    def describe_span(self, span: Span) -> tuple[str, ...]:
-        """Return names that are equal for spans of equal blocks that read from equal operators."""
-        occurrences = self.problem.graph.occurrences[span.first : span.end]
-        sources = (self.table.nodes[source] for source in self._list_outside_sources(span))
-        return *(block.name for _, block in occurrences), *(
-            f"{node.block.name}.{node.operator.name}" for node in sources
-        )
+    def describe_span(self, span: Span) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return numbers that are equal for spans of equal operators and choices that read from equal operators."""
+        classes = self.table.classes
+        own_classes = classes[self.table.starts[span.first] : self.table.starts[span.end]]
+        return own_classes, tuple(classes[source] for source in self._list_outside_sources(span))
 
     def count_bytes(self, span: Span, choice: Sequence[int]) -> int:
         """Return the bytes of a span without recomputation whose nodes have the given choices."""

@@ -247,13 +247,14 @@ def run_search(
         end=state.end,
         certificate=state.certificate,
         scope=scope,
-        nothing_fits=state.lower_bound == inf
+        nothing_fits=state.best is None
+        and state.lower_bound == inf
         and space is full_space,  # a proof about the core says nothing of the rest
     )
 
 
 def _find_gap(best: Trial | None, lower_bound: float | None) -> float | None:
-    if best is None or lower_bound is None or lower_bound <= 0:
+    if best is None or lower_bound is None or not 0 < lower_bound < inf:
         return None
     return max(best.evaluation.step_time - lower_bound, 0.0) / lower_bound
 

@@ -394,8 +394,8 @@ class Scope:
         """Return the scope with plans outside of any space, which cut operators apart, in words."""
         if not beyond:
             return self
-        left_out = tuple(words for words in self.left_out if words != _APART)
-        return replace(self, left_out=left_out, beyond=beyond)
+        left_out = tuple(words for words in self.left_out if words not in _ALWAYS_LEFT_OUT)
+        return replace(self, left_out=(*left_out, f"{_APART} on other meshes or schedules"), beyond=beyond)
 
     @property
     def count(self) -> str:

@@ -14,6 +14,9 @@ import numpy as np
 from meshwise.simulator.deadline import check_deadline
 from meshwise.strategies.stages.division import FloatArray
 
+CLOSE = 1e-3
+"""Fraction by which slowest times may differ and are tried once; the time of a division is least but for this."""
+
 
 class BlockDivision(NamedTuple):
     """The end of every stage's blocks, and the time by the formula."""
@@ -53,9 +56,11 @@ def divide_blocks(
     least_division, least_slowest = _find_path(sums, np.add), _find_path(slowest, np.maximum)
     if least_division is None or least_slowest is None:
         return None
-    slowest_times = np.unique(slowest[np.isfinite(slowest)])
+    slowest_times = np.unique(slowest[np.isfinite(slowest) & (slowest >= least_slowest.time)])
+    # of times that differ by less than `CLOSE` the last stands for all
+    is_last = np.append(np.diff(np.floor(np.log(np.maximum(slowest_times, 1e-300)) / np.log1p(CLOSE))) > 0, True)
     best: BlockDivision | None = None
-    for slowest_time in slowest_times[slowest_times >= least_slowest.time]:
+    for slowest_time in slowest_times[is_last]:
         check_deadline()
         if best is not None and least_division.time + (num_microbatches - 1) * slowest_time >= best.time:
             break

@@ -1,10 +1,11 @@
-"""Uniform plans, operators and stages in one search: the best of all three, each pruned by the best so far."""
+"""Uniform plans, operators and stages in one search: the best of all three."""
 
+from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from meshwise.strategies.evaluation import CostModel
+from meshwise.strategies.operators.bucket_elimination import EntangledGraphError
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.operators import Frontier
@@ -14,14 +15,15 @@ from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
 FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 200, 40, 2
-"""Proposals of uniform plans before all others, then of uniform plans and of meshes in turn: each about a second."""
+"""Messages of the search for uniform plans before all others, then of that search and of the one for meshes in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
     """Stages and the shardings of their operators, chosen together, after the uniform plans and those of one stage.
 
-    The bound holds for uniform plans of the space, and for all plans whose stages run 1F1B on a mesh of the search.
+    The bound holds for uniform plans of the space, and for all plans that cut operators apart on a mesh of the search
+    with one stage a rank, on the schedules that it tries. Meshes are dropped by the best plan of all three searches.
 
     Parameters
     ----------
@@ -39,27 +41,32 @@ class Joint:
             raise ValueError(f"joint: spread is more than 0, met {self.spread}")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield the plans of the three searches in turns; return the least of their bounds."""
+        """Yield uniform plans, those of one stage, then uniform ones and meshes in turns; return the least bound."""
         best = BestPlans()
         joint_search = JointSearch(problem, space, costs, self.spread, best)
-        uniform_course, operator_course, joint_course = (
-            Course(proposals, best)
-            for proposals in (
-                BestFirst().propose(problem, space, costs),
-                Frontier().propose(problem, space, costs),
-                joint_search.run(),
-            )
+        uniform_course = Course(BestFirst().propose(problem, space, costs), best, lambda plan: True)
+        operator_course, joint_course = (
+            Course(proposals, best, joint_search.keeps_limits)
+            for proposals in (Frontier().propose(problem, space, costs), joint_search.run())
         )
         uniform_course.is_done = bool(space.pin)  # pins decide about single operators
+
+        def prove() -> Proof:
+            bounds = [joint_search.total_bound] if joint_search.meshes else []
+            if not space.pin:
+                bounds.append(uniform_course.proof.lower_bound if uniform_course.proof is not None else 0.0)
+            num_meshes = len(joint_search.meshes)
+            beyond = f"stages with operators cut apart on {num_meshes:,} meshes" if num_meshes else ""
+            return Proof(min(bounds, default=joint_search.least_time), beyond=beyond)
+
         try:
             yield from uniform_course.advance(FIRST_TURN)
-            yield from operator_course.advance()
+            with suppress(EntangledGraphError):
+                yield from operator_course.advance()
             while not (uniform_course.is_done and joint_course.is_done):
                 yield from joint_course.advance(JOINT_TURN)
                 yield from uniform_course.advance(UNIFORM_TURN)
+                yield prove()
         except OutOfTime:  # the bounds of what was not looked at stand
             pass
-        proof = uniform_course.proof
-        uniform_bound = inf if space.pin else 0.0 if proof is None else proof.lower_bound
-        beyond = f"stages with operators cut apart on {len(joint_search.meshes)} meshes"
-        return Proof(min(uniform_bound, joint_search.total_bound), beyond=beyond)
+        return prove()

@@ -1,6 +1,6 @@
 """Algorithms that run in turns on one problem, and the best plans that they have found."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -15,12 +15,12 @@ class BestPlans:
 
     time: float = inf
     plan: Plan | None = None
-    evaluated: list[tuple[float, Plan]] = field(default_factory=list)
+    step_times: dict[Plan, float] = field(default_factory=dict)
 
     def note(self, plan: Plan, evaluation: Evaluation) -> None:
         """Remember a plan that fits."""
         if evaluation.fits:
-            self.evaluated.append((evaluation.step_time, plan))
+            self.step_times[plan] = evaluation.step_time
             if evaluation.step_time < self.time:
                 self.time, self.plan = evaluation.step_time, plan
 
@@ -29,11 +29,13 @@ class BestPlans:
 class Course:
     """An algorithm that runs some proposals at a time, beside others, and the last proof that it made.
 
-    Its proofs and certificates are about a part of what all of them look at, and go no further.
+    Its proofs and certificates are about a part of what all of them look at, and go no further. Plans that
+    ``keeps_limits`` refuses are not evaluated.
     """
 
     proposals: Proposals
     best: BestPlans
+    keeps_limits: Callable[[Plan], bool]
     answer: Evaluation | None = None
     proof: Proof | None = None
     is_done: bool = False
@@ -48,7 +50,9 @@ class Course:
                 self.proof, self.is_done = end.value or self.proof, True
                 return
             self.answer = None
-            if isinstance(proposal, Plan):
+            if isinstance(proposal, Plan) and not self.keeps_limits(proposal):
+                self.answer = Evaluation(inf, inf, fits=False)  # as if it did not fit
+            elif isinstance(proposal, Plan):
                 self.answer = yield proposal
                 self.best.note(proposal, self.answer)
             elif isinstance(proposal, Proof):

@@ -25,6 +25,7 @@ from meshwise.strategies.bounds.step_time import least_step_time
 from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.lowering.rank_classes.machine import RankProfile
 from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.operators.bucket_elimination import EntangledGraphError
 from meshwise.strategies.operators.choices import filter_choices, find_pin_violation, resolve_pins
 from meshwise.strategies.operators.cost_graph import Shortfall
 from meshwise.strategies.operators.frontier import frontier
@@ -39,11 +40,13 @@ from meshwise.strategies.operators.operator_plan import (
 from meshwise.strategies.operators.pass_costs import Setting
 from meshwise.strategies.operators.pass_table import PassTable, compute_pass_table
 from meshwise.strategies.operators.stage_costs import StageOperators, compute_stage_operators
-from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.layout import CORE_SCHEDULES, DECISIONS
+from meshwise.strategies.plan.mesh import AXES, DATA, OPERATOR_AXES, PIPELINE, TENSOR, TENSOR_ROWS
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import ACTIVATION, Recompute, SomeOperators
+from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.search.choices import allows_value
 from meshwise.strategies.search.joint.courses import BestPlans
 from meshwise.strategies.search.joint.meshes import JointMesh, bound_mesh, list_joint_meshes
@@ -78,14 +81,20 @@ class JointSearch:
         self.problem, self.space, self.costs, self.spread, self.best = problem, space, costs, spread, best
         self.stage_costs, self.pins = StageCosts(problem), resolve_pins(problem.graph, space.pin)
         self.tables = LatestResults[PassTable](MAX_TABLE_BYTES)
-        device_work = least_step_time(problem)
-        bounded_meshes = (
-            (mesh.bound_step(device_work * mesh.pipeline / mesh.num_microbatches), mesh)
+        self.least_time = least_step_time(problem)
+        """Seconds in which all devices at their peak compute a step: no plan of any mesh takes less."""
+        self.splits_backward = any(
+            find_rule(schedule).splits_backward for schedule in MESH_SCHEDULES if self._allows("schedule", schedule)
+        )
+        meshes = (
+            mesh
             for mesh in list_joint_meshes(problem, space)
             if not find_pin_violation(self.pins, dict(mesh.degrees), mesh.microbatch)
         )
-        # tables of two axes take ten times as long as those of one
-        self.meshes = sorted(bounded_meshes, key=lambda pair: (len(pair[1].degrees), *pair))
+        # tables of two axes take ten times as long as those of one; a long wait for the first microbatch comes last
+        self.meshes = sorted(meshes, key=lambda mesh: (len(mesh.degrees), self._guess_time(mesh), mesh))
+        if not self._is_open():
+            self.meshes = []
         self.bound = inf
         """The least bound of the meshes looked at: no plan on one of them takes less seconds."""
         self.num_searched = 0
@@ -93,7 +102,14 @@ class JointSearch:
     @property
     def total_bound(self) -> float:
         """The least bound of all meshes, those included that were not looked at."""
-        return min([self.bound, *(bound for bound, _ in self.meshes[self.num_searched :])])
+        return self.bound if self.num_searched == len(self.meshes) > 0 else min(self.bound, self.least_time)
+
+    def _guess_time(self, mesh: JointMesh) -> float:
+        return mesh.bound_step(self.least_time * mesh.pipeline / mesh.num_microbatches)
+
+    def _is_open(self) -> bool:
+        """Return whether a space leaves stages and operators open; trainers can say no operators cut apart."""
+        return self.space.accepts is None and self.space.stages is None
 
     def run(self) -> Generator[Plan | Proof, Evaluation, None]:
         """Yield the best plan of every mesh that may be faster than the best so far, the most promising mesh first.
@@ -101,43 +117,53 @@ class JointSearch:
         Then yield the fastest plans of other searches with operators cut anew, and changes of the best plan. After
         every mesh the least bound so far is told.
         """
-        for bound, mesh in self.meshes:
-            if bound >= self.best.time:
-                self.bound = min(self.bound, bound)
-            else:
-                try:
-                    yield from self._propose_mesh(mesh)
-                except ValueError:  # too entangled for the exact solver
-                    self.bound = min(self.bound, bound)
+        for mesh in self.meshes:
+            try:
+                yield from self._propose_mesh(mesh)
+            except EntangledGraphError:
+                self.bound = min(self.bound, self.least_time)
             self.num_searched += 1
             yield Proof(self.total_bound)
-        for _, plan in sorted(self.best.evaluated, key=lambda pair: pair[0])[:MOST_REFINED]:
-            yield from self._cut_anew(plan)
-            yield from self._divide_anew(plan)
+        if not self._is_open():
+            return
+        for plan in sorted(self.best.step_times, key=self.best.step_times.__getitem__)[:MOST_REFINED]:
+            try:
+                yield from self._cut_anew(plan)
+                yield from self._divide_anew(plan)
+            except EntangledGraphError:
+                continue
         yield from self._change_decisions()
 
     def _propose(self, plan: Plan) -> Generator[Plan, Evaluation, bool]:
         """Yield a plan unless it cannot be the best; return whether it is the best."""
-        if not self.costs.fits(plan) or self.costs.plan_bound(plan) >= self.best.time:
+        best_time = self.best.time
+        if not self.keeps_limits(plan) or not self.costs.fits(plan) or self.costs.plan_bound(plan) >= best_time:
             return False
         evaluation = yield plan
-        is_better = evaluation.fits and evaluation.step_time < self.best.time
         self.best.note(plan, evaluation)
-        return is_better
+        return evaluation.fits and evaluation.step_time < best_time
+
+    def keeps_limits(self, plan: Plan) -> bool:
+        """Return whether a plan keeps the limits of the space; the driver holds those of stages and recomputation."""
+        if self.space.core and plan.schedule not in CORE_SCHEDULES:
+            return False
+        values = {name: getattr(plan, name, decision.default) for name, decision in DECISIONS.items()}
+        values |= {"devices": plan.mesh.num_ranks, "tensor_depth": plan.tensor_depth, "order": AXES, "stages": None}
+        limits = self.space.limits.items()
+        return all(values[name] in limit for name, limit in limits if name not in ("stages", "recompute"))
 
     def _propose_mesh(self, mesh: JointMesh) -> Generator[Plan, Evaluation, None]:
         self.costs.check_time()
         base_plan = self.build_base_plan(mesh)
-        tables = self._find_tables(base_plan)
-        bound = bound_mesh(mesh, tables)
+        bound = bound_mesh(mesh, self._find_tables(base_plan), self.splits_backward)
         self.bound = min(self.bound, bound)
         if bound >= self.best.time:
             return
-        for zero in (0,) if mesh.data == 1 else (1, 2, 3):
-            if self._allows("zero", zero):
-                is_bound = yield from self._propose_division(replace(base_plan, zero=zero))
-                if not is_bound:
-                    break  # memory does not bind: further sharing of states only adds gathers
+        stages = tuple(zero for zero in (1, 2, 3) if mesh.data > 1 and self._allows("zero", zero)) or (0,)
+        for zero in stages:
+            is_memory_bound = yield from self._propose_division(replace(base_plan, zero=zero))
+            if not is_memory_bound:
+                break  # further sharing of states only adds gathers
 
     def _divide_anew(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
         """Yield a plan with other stages, recomputation and cuts of operators, on its mesh and schedule."""
@@ -172,9 +198,8 @@ class JointSearch:
 
     def _propose_variants(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
         """Yield a plan with data parallelism in the mesh, every schedule, and tensor communication beside products."""
-        has_choice = plan.data == 1 and plan.pipeline * plan.chunks >= 1 and not self.pins
-        variants = list_data_variants(self.problem, plan) if has_choice else (plan,)
-        schedules = CHANGED_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else ()
+        variants = list_data_variants(self.problem, plan) if plan.data == 1 and not self.pins else (plan,)
+        schedules = MESH_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else ()
         rivals = [
             replace(variant, schedule=schedule, overlap_tensor=overlap)
             for variant in variants
@@ -201,12 +226,12 @@ class JointSearch:
     def _allows(self, name: str, value: object) -> bool:
         return allows_value(getattr(self.space, name), value)
 
-    @staticmethod
-    def _is_expressible(plan: Plan) -> bool:
+    def _is_expressible(self, plan: Plan) -> bool:
         """Return whether a plan is one of single operators but for its shardings."""
         axes = {axis.name for axis in plan.mesh.axes if axis.size > 1}
-        is_even = isinstance(plan.microbatch, int) and not plan.placement
-        return axes <= {PIPELINE, DATA, TENSOR, TENSOR_ROWS} and is_even and not plan.offload
+        is_even = isinstance(plan.microbatch, int)
+        is_known = axes <= {PIPELINE, DATA, TENSOR, TENSOR_ROWS} and is_even and not plan.offload
+        return is_known and plan.placement == _without_layout(self.problem, plan).placement
 
     def _cut_anew(self, plan: Plan) -> Generator[Plan, Evaluation, None]:
         """Yield a plan with the operators of every pipeline rank cut anew within its memory."""
@@ -254,24 +279,30 @@ class JointSearch:
     def build_base_plan(self, mesh: JointMesh) -> Plan:
         """Return the plan of a mesh with whole operators, one block a stage and all others in the last."""
         stages, degrees = self._list_first_stages(mesh.pipeline), dict(mesh.degrees)
-        return build_operator_plan(self.problem, degrees, mesh.microbatch, data=mesh.data, stages=stages)
+        plan = build_operator_plan(self.problem, degrees, mesh.microbatch, data=mesh.data, stages=stages)
+        schedules = (
+            schedule
+            for schedule in MESH_SCHEDULES
+            if self._allows("schedule", schedule)
+            and not find_rule(schedule).find_violation(mesh.pipeline, mesh.num_microbatches, 1)
+        )
+        return replace(plan, schedule=next(schedules, plan.schedule)) if mesh.pipeline > 1 else plan
 
     def _list_first_stages(self, num_stages: int) -> tuple[Stage, ...]:
         names, last = [name for name, _ in self.problem.graph.occurrences], num_stages - 1
         return (*(Stage((name,)) for name in names[:last]), Stage(tuple(names[last:])))
 
     def _find_tables(self, plan: Plan) -> list[PassTable]:
-        """Return the table of every position's slowest rank, which no degree outside the operator axes changes."""
-        precision = self.problem.training.precision
-        ranks = [min(row, key=lambda rank: rank.accelerator.peak(precision)) for row in self._list_ranks(plan)]
-        return [self._find_table(plan, rank) for rank in ranks]
-
-    def _list_ranks(self, plan: Plan) -> tuple[tuple[RankProfile, ...], ...]:
-        return self.stage_costs.machine(plan).ranks
+        """Return the table of every position's rank of the lowest peak; no degree outside operator axes changes it."""
+        precision, positions = self.problem.training.precision, self.stage_costs.machine(plan).ranks
+        ranks = [min(row, key=lambda rank: rank.accelerator.peak(precision)) for row in positions]
+        tables = {rank: self._find_table(plan, rank) for rank in dict.fromkeys(ranks)}
+        return [tables[rank] for rank in ranks]
 
     def _find_table(self, plan: Plan, rank: RankProfile) -> PassTable:
         degrees = tuple((axis.name, axis.size) for axis in plan.mesh.axes if axis.name in OPERATOR_AXES)
-        key = degrees, plan.sequences, plan.num_microbatches > 1, rank
+        run = plan.num_microbatches > 1, plan.splits_backward, plan.overlap_tensor, plan.zero >= 2
+        key = degrees, plan.sequences, run, rank
 
         def compute_table() -> tuple[PassTable, int]:
             setting = Setting(self.problem, plan, self.stage_costs, rank)
@@ -297,8 +328,8 @@ def _without_layout(problem: Problem, plan: Plan) -> Plan:
     return replace(built_plan, **{name: getattr(plan, name) for name in FREE_DECISIONS})
 
 
-CHANGED_SCHEDULES = ("1f1b", "zb1p", "gpipe")
-"""Schedules of one stage a rank that the best plan is tried with."""
+MESH_SCHEDULES = ("1f1b", "zb1p", "gpipe")
+"""Schedules of one stage a rank with which the plan of every mesh is tried."""
 
 
 def list_step_changes(plan: Plan, space: Space) -> Iterator[Plan]:
@@ -307,7 +338,7 @@ def list_step_changes(plan: Plan, space: Space) -> Iterator[Plan]:
         "zero": (0, 1, 2, 3) if plan.data > 1 else (),
         "overlap_tensor": (True, False) if plan.operator_ranks > 1 else (),
         "recompute": (*RECOMPUTE_ORDER, SomeOperators((ACTIVATION,))),
-        "schedule": CHANGED_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else (),
+        "schedule": MESH_SCHEDULES if plan.pipeline > 1 and plan.chunks == 1 else (),
     }
     for name, values in changes.items():
         for value in values:

@@ -46,7 +46,7 @@ class StageSolution(NamedTuple):
 class _SpanKey:
     """A span of blocks, equal to those of equal blocks that read from equal operators."""
 
-    names: tuple[str, ...]
+    content: tuple[tuple[int, ...], tuple[int, ...]]
     num_alive: int
     first: int = field(compare=False)
     end: int = field(compare=False)
@@ -67,8 +67,8 @@ class StageSolver:
 
     def solve_span(self, first: int, end: int, num_alive: int) -> StageSolution | None:
         """Return the fastest solution of the blocks ``first`` to ``end``; ``None`` where nothing fits."""
-        names = self.operators.describe_span(Span(first, end, num_alive, Recompute.NONE))
-        return self._solve(_SpanKey(names, num_alive, first, end))
+        content = self.operators.describe_span(Span(first, end, num_alive, Recompute.NONE))
+        return self._solve(_SpanKey(content, num_alive, first, end))
 
     @memoise
     def _solve(self, key: _SpanKey) -> StageSolution | None:

@@ -9,25 +9,27 @@ import pytest
 
 from meshwise.simulator.models.layers import linear
 from meshwise.simulator.models.model import BlockBuilder
-from meshwise.simulator.units import TICKS_PER_SECOND
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.operators.costs import compute_operator_costs
-from meshwise.strategies.operators.operator_plan import build_operator_plan, list_operator_violations
+from meshwise.strategies.operators.operator_plan import build_operator_plan, cuts_operators, list_operator_violations
 from meshwise.strategies.operators.pass_costs import Setting
 from meshwise.strategies.operators.pass_table import ChoiceFilter, compute_pass_table
 from meshwise.strategies.operators.stage_costs import Span, StageOperators, compute_stage_operators
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.partition import Stage, partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.sharding import OperatorSharding
+from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.joint import Joint
 from meshwise.strategies.search.algorithms.operators import Frontier
 from meshwise.strategies.search.joint.courses import BestPlans
 from meshwise.strategies.search.joint.joint_search import JointSearch
-from meshwise.strategies.search.joint.meshes import JointMesh, list_joint_meshes
+from meshwise.strategies.search.joint.meshes import JointMesh, bound_mesh, list_joint_meshes
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
@@ -94,8 +96,43 @@ def test_no_plan_of_a_mesh_is_faster_than_its_bound(seed: int) -> None:
     degrees = tuple((axis.name, axis.size) for axis in plan.mesh.axes if axis.name in OPERATOR_AXES)
     mesh = JointMesh(plan.pipeline, plan.data, degrees, plan.sequences, plan.num_microbatches)
     table = compute_pass_table(Setting(of, plan, StageCosts(of)))
-    bound = mesh.bound_step(sum(table.least_kernel_ticks) / TICKS_PER_SECOND)
+    bound = bound_mesh(mesh, [table] * plan.pipeline, plan.splits_backward)
     assert bound <= SimulatedCost(of).evaluate(plan).step_time
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb1p"])
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_no_schedule_of_a_long_pipeline_is_faster_than_the_bound(schedule: str, microbatch: int) -> None:
+    """Where the part of backward for weights runs later, a microbatch need not come back before a rank goes on."""
+    of = problem(devices=4, layers=8, batch=4, bandwidth=1e13, vocab=8)
+    stages = partition_layers(of.graph, 4, "balanced")
+    plan = build_operator_plan(of, {}, microbatch, stages=stages, schedule=schedule)
+    if any(list_operator_violations(of, plan)):
+        return
+    mesh = JointMesh(4, 1, ((TENSOR, 1),), microbatch, plan.num_microbatches)
+    table = compute_pass_table(Setting(of, plan, StageCosts(of)))
+    step = SimulatedCost(of).evaluate(plan).step_time
+    assert bound_mesh(mesh, [table] * 4, plan.splits_backward) <= step
+    # nothing is sent and nothing summed: the bound is near, where all of backward is on the way
+    assert plan.splits_backward or bound_mesh(mesh, [table] * 4, False) > 0.7 * step
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_is_faster_than_the_bound_where_one_device_is_slow(seed: int) -> None:
+    random = Random(seed)
+    speeds = ((random.randrange(2), random.choice((0.02, 0.5))),)
+    of = problem(devices=2, layers=4, batch=2, bandwidth=1e13, vocab=8)
+    of = replace(of, cluster=replace(of.cluster, speeds=speeds))
+    result = search(Joint(), of, Space(tensor=(1,)))
+    assert result.best is not None and result.lower_bound is not None
+    costs = SimulatedCost(of)
+    names = [name for name, _ in of.graph.occurrences]
+    for end in range(1, len(names)):
+        stages = Stage(tuple(names[:end])), Stage(tuple(names[end:]))
+        for microbatch, schedule in product((1, 2), ("1f1b", "gpipe", "zb1p")):
+            plan = build_operator_plan(of, {}, microbatch, stages=stages, schedule=schedule)
+            if not any(list_operator_violations(of, plan)):
+                assert result.lower_bound <= costs.evaluate(plan).step_time
 
 
 @pytest.mark.parametrize(("times", "microbatches"), [((1.0, 2.0, 4.0), 3), ((5.0, 1.0), 1), ((2.0, 2.0, 2.0, 2.0), 8)])
@@ -205,6 +242,91 @@ def test_it_is_never_slower_than_uniform_plans_or_one_stage(bandwidth: float) ->
         assert joint.best.evaluation.step_time <= other.best.evaluation.step_time
     steps = [trial.evaluation.step_time for each in (joint, uniform, operators) for trial in each.trials]
     assert joint.lower_bound <= min(step for step in steps if step < inf)
+
+
+def pinned(name: str, **cuts: str) -> Pin:
+    return Pin(name, tuple((dim, (axis,)) for dim, axis in cuts.items()))
+
+
+def test_with_pins_nothing_is_claimed_of_plans_that_were_not_looked_at() -> None:
+    of = problem(nodes=2, devices=2, layers=2, batch=4)
+    space = Space(pipeline=(1,), data=(1,), pin=(pinned("layers.0.up", batch="data", ffn="tensor"),))
+    result = search(Joint(), of, space)
+    assert result.best is not None and not result.nothing_fits
+    assert result.lower_bound is not None and result.lower_bound < result.best.evaluation.step_time
+
+
+def test_a_pin_of_one_layer_is_kept_and_its_neighbours_are_free() -> None:
+    of = problem(devices=10, layers=8, batch=8, bandwidth=1e12)
+    space = Space(pipeline=(5,), data=(1,), tensor=(2,), pin=(pinned("layers.2.up", ffn="tensor"),))
+    result = search(Joint(), of, space)
+    assert result.best is not None
+    for trial in result.trials:
+        own = next(each for each in trial.plan.shardings if each.operator in ("layers.2.up", "layers.up"))
+        shardings = {each.operator: each for each in trial.plan.shardings}
+        own = shardings.get("layers.2.up", own)
+        assert own.cuts == (("ffn", (TENSOR,)),)
+
+
+LIMITS = {
+    "data": (1,),
+    "tensor": (2,),
+    "zero": (0,),
+    "schedule": ("gpipe",),
+    "pipeline": (2,),
+    "microbatch": (2,),
+    "overlap_gradients": (False,),
+    "overlap_tensor": (False,),
+    "devices": (4,),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_every_limit_is_kept(name: str) -> None:
+    of = problem(devices=4, layers=4, batch=8)
+    result = search(Joint(), of, Space(**{name: LIMITS[name]}))
+    assert result.best is not None
+    for trial in result.trials:
+        if name == "schedule" and trial.plan.pipeline == 1:
+            continue  # one stage has no schedule
+        value = trial.plan.mesh.num_ranks if name == "devices" else getattr(trial.plan, name)
+        assert value in LIMITS[name] or (name == "tensor" and trial.plan.tensor_rows > 1)
+
+
+def test_contexts_are_not_cut_apart() -> None:
+    of = problem(devices=4, layers=4, batch=8)
+    result = search(Joint(), of, Space(context=(2,)))
+    assert result.best is not None
+    assert all(trial.plan.context == 2 or not cuts_operators(of, trial.plan) for trial in result.trials)
+
+
+def test_few_microbatches_run_on_the_schedules_that_take_them() -> None:
+    # 1F1B of a long pipeline may need more microbatches than there are
+    of = problem(devices=4, layers=4, batch=2)
+    joint_search = JointSearch(of, Space(), SimulatedCost(of), 9.0, BestPlans())  # type: ignore[arg-type]
+    for mesh in joint_search.meshes:
+        plan = joint_search.build_base_plan(mesh)
+        fault = find_rule(plan.schedule).find_violation(mesh.pipeline, mesh.num_microbatches, 1)
+        assert mesh.pipeline == 1 or not fault
+
+
+def test_nodes_of_one_device_have_meshes_with_operator_axes() -> None:
+    of = problem(nodes=4, devices=1, layers=4, batch=8)
+    assert any(dict(mesh.degrees).get(TENSOR, 1) > 1 for mesh in list_joint_meshes(of, Space()))
+
+
+def test_a_search_that_ends_early_has_the_bound_so_far() -> None:
+    of = problem(nodes=2, devices=2, layers=4, batch=16)
+    result = search(Joint(), of, budget=60)
+    assert result.lower_bound is not None and result.lower_bound > 0
+    step_times = [trial.evaluation.step_time for trial in search(Joint(), of).trials]
+    assert result.lower_bound <= min(step_times)
+
+
+def test_frozen_weights_have_no_gradients_to_sum() -> None:
+    of = problem(devices=4, layers=2, batch=8)
+    frozen = replace(of, training=replace(of.training, frozen=True))
+    assert search(Joint(), frozen).best is not None
 
 
 def test_stages_are_cut_unlike_where_that_is_faster() -> None:
