@@ -79,7 +79,10 @@ def _read_model(config: ConfigValues) -> Facts:
 def _read_clipping(config: ConfigValues) -> Facts:
     if _CLIPPING not in config:
         return {}
-    return {"training.gradient_clipping": config.choice(_CLIPPING, ((True, CLIPPING), (False, 0.0)))}
+    value = config.get(_CLIPPING)
+    if type(value) not in (int, float) or not value >= 0:
+        raise config.build_error(_CLIPPING, "is the largest norm of gradients, a number above 0, or 0 for no clipping")
+    return {"training.gradient_clipping": value > 0}
 
 
 MODEL_OF_SCRIPT = Entry(
@@ -88,7 +91,7 @@ MODEL_OF_SCRIPT = Entry(
     _say_model,
     _read_model,
 )
-"""The model: what a file states of it has to be that of the scenario."""
+"""The model: what a file states of it has to be that of the scenario, but for experts, which are not compared."""
 
 SEQUENCE_OF_SCRIPT = Entry(
     (_SEQUENCE,),

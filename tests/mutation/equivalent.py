@@ -27,12 +27,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return parts[0] if len(parts) == (0) else np.concatenate(parts)",
     ): "one part concatenated is that part, copied",
     (
-        "strategies/operators/costs.py",
+        "strategies/operators/pass_costs.py",
         "for axis, elements in zip(OPERATOR_AXES, parts, strict=True):",
         "for axis, elements in zip(OPERATOR_AXES, parts, strict=(False)):",
     ): "there is one part an axis",
     (
-        "strategies/operators/costs.py",
+        "strategies/operators/pass_costs.py",
         "norm = machine.communicator(NORM, 0).ticks(*NORM_SUM) if NORM in machine.table.tables else 0",
         "norm = machine.communicator(NORM, (-1)).ticks(*NORM_SUM) if NORM in machine.table.tables else 0",
     ): "all ranks of a mesh of operator axes are one group",

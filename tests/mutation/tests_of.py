@@ -76,7 +76,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/strategies/lowering/costs/test_operator.py",
         "tests/strategies/operators/test_costs_edges.py",
     ),
-    "strategies/operators/costs.py": (
+    "strategies/operators/pass_costs.py": (
         "tests/strategies/operators/test_costs_edges.py",
         "tests/strategies/operators/test_costs_nodes.py",
         "tests/strategies/operators/test_costs.py",
