@@ -14,6 +14,7 @@ from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.plan import Plan
@@ -84,6 +85,8 @@ def _list_neighbours(
 ) -> Iterator[Trial]:
     """Yield the plans one decision away from the best that are as fast, as long as there is time."""
     problem = scenario.problem
+    if cuts_operators(problem, best.plan):  # no layout means it
+        return
     layout = recover_layout(problem, best.plan)
     if complete(problem, layout) != best.plan:  # stages were divided by a search of their own
         return

@@ -73,6 +73,8 @@ from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft
 from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.uncertainty import format_limit
+from meshwise.strategies.operators.cut_summary import describe_stages
+from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.search.driver import FINISHED, Progress, SearchResult
 from meshwise.strategies.search.fan_out import processes
 from meshwise.strategies.search.proposals import Certificate
@@ -83,6 +85,9 @@ if TYPE_CHECKING:
 
     from meshwise.strategies.evaluation import Trial
     from meshwise.strategies.plan.plan import Plan
+
+MOST_STAGES = 8
+"""Stages whose cuts are shown, of a plan that cuts single operators."""
 
 TIE_SECONDS = 2.0
 """Most seconds to look for a plan that is as fast as the best and takes less."""
@@ -328,6 +333,11 @@ class _Answer:
             yield "space", f"what {Acceptance(value.target, value.spec).can}"
         yield "priced as", describe_pricing(value)
         yield "best plan", best.plan.describe()
+        if cuts_operators(problem, best.plan):
+            lines = list(describe_stages(problem, best.plan))
+            yield from ((f"  stage {number}", line) for number, line in enumerate(lines[:MOST_STAGES]))
+            if len(lines) > MOST_STAGES:
+                yield "", f"and {len(lines) - MOST_STAGES} more (--out writes all)"
         yield "step time", format_time(best.evaluation.step_time)
         devices = problem.cluster.accelerators
         usable, reported = min((problem.usable_memory(device), device.memory) for device in devices)

@@ -204,7 +204,7 @@ class JointSearch:
             replace(variant, schedule=schedule, overlap_tensor=overlap)
             for variant in variants
             for schedule in dict.fromkeys((variant.schedule, *schedules))
-            for overlap in {False, variant.operator_ranks > 1}
+            for overlap in {False, variant.operator_ranks > 1 and cuts_operators(self.problem, variant)}
             if self._allows("schedule", schedule) and self._allows("overlap_tensor", overlap)
         ]
         legal_plans = [rival for rival in rivals if not any(list_operator_violations(self.problem, rival))]

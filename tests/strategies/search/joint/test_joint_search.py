@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from meshwise.scenarios.inputs.plan_table import list_plan_violations
 from meshwise.simulator.models.layers import linear
 from meshwise.simulator.models.model import BlockBuilder
 from meshwise.strategies.cost_model import SimulatedCost
@@ -336,3 +337,11 @@ def test_stages_are_cut_unlike_where_that_is_faster() -> None:
     uniform, joint = search(BestFirst(), of, space), search(Joint(), of, space)
     assert uniform.best is not None and joint.best is not None
     assert joint.best.evaluation.step_time < 0.98 * uniform.best.evaluation.step_time
+
+
+@pytest.mark.parametrize("bandwidth", [1e9, 1e11])
+def test_every_plan_is_legal_as_a_plan_of_its_kind(bandwidth: float) -> None:
+    """A plan whose shardings are those of a layout is one of a layout, with its rules."""
+    of = problem(nodes=2, devices=2, layers=4, batch=16, bandwidth=bandwidth)
+    for trial in search(Joint(), of).trials:
+        assert list_plan_violations(of, trial.plan) == []
