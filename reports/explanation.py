@@ -93,7 +93,8 @@ def _share_lines(seconds: Data) -> Iterator[str]:
 
 
 def _best_lines(best: Data) -> Iterator[str]:
-    yield f"the best of these plans is {-best['margin']:.2%} faster: {best['plan']}"
+    gain = -best["margin"]
+    yield f"the best of these plans is {abs(gain):.2%} {'faster' if gain > 0 else 'slower'}: {best['plan']}"
     yield from _difference_lines(best["more_seconds"])
 
 

@@ -10,10 +10,12 @@ from time import perf_counter
 
 import numpy as np
 
+from meshwise.scenarios.inputs.graph_file import GraphModel
 from meshwise.scenarios.interchange.targets import EXECUTE, NAMES, Acceptance, list_trainers
 from meshwise.scenarios.memory_forecast import forecast_memory, forecast_plan
 from meshwise.scenarios.scenario import FRAMEWORK_OF, SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.simulator.models.model import Model
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.units import format_size, format_time
 from meshwise.strategies.cost_model import SimulatedCost
@@ -149,8 +151,14 @@ def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None
     return min(rows, key=lambda row: row.step_time, default=None)
 
 
-def describe_launches(trainer_launches: tuple[Launch, ...]) -> str:
-    """Return in one line the trainers that run a plan, or what to do where there is none."""
+CAPTURED = "no trainer: each builds models of its own; execute --module runs plans without ZeRO, recompute and overlap"
+"""Where the plan of a captured graph runs."""
+
+
+def describe_launches(trainer_launches: tuple[Launch, ...], spec: Model | None = None) -> str:
+    """Return in one line the trainers that run a plan of a model, or what to do where there is none."""
+    if not trainer_launches and isinstance(spec, GraphModel):
+        return CAPTURED
     if not trainer_launches:
         return f"no trainer as it is; --for {'|'.join(NAMES)} finds the fastest that one can say"
     # a reader takes the first one for the answer

@@ -148,7 +148,7 @@ def list_best_lines(
         yield "energy", f"{format_energy(bill.energy)} at most, of the accelerators alone"
     forecast = forecast_plan(scenario.problem, plan)
     yield "memory", f"{format_size(forecast.device)} of a device; out of memory with {forecast.out_of_memory:.1%}"
-    yield "runs in", describe_launches(places)
+    yield "runs in", describe_launches(places, scenario.spec)
     if needs_runnable(scenario, places):
         yield "fastest to run", NONE_RUNNABLE if runnable is None else runnable.describe()
     yield "objective", f"{question.objective}: {format_value(question.objective, bill)}"

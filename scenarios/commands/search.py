@@ -347,7 +347,7 @@ class _Answer:
         yield "out of memory", f"with a probability of {forecast.out_of_memory:.1%} ({limit})"
         if self.tie is not None:
             yield "as fast", self.tie.describe()
-        yield "runs in", describe_launches(self.places)
+        yield "runs in", describe_launches(self.places, value.spec)
         if needs_runnable(value, self.places):
             yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.count}"

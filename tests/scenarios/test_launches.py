@@ -13,6 +13,7 @@ from meshwise import load
 from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.interchange.targets import list_trainers
 from meshwise.scenarios.launches import (
+    CAPTURED,
     Launch,
     Runnable,
     describe_launches,
@@ -162,3 +163,8 @@ def test_a_framework_that_a_target_brings_is_not_told_as_the_assumed_one() -> No
 def test_where_a_plan_runs_is_told_first() -> None:
     found = (Launch("torchtitan", 2.0**37, False, 1.0), Launch("megatron", 2.0**36, True, 0.0))
     assert describe_launches(found).startswith("megatron, torchtitan (does not fit")
+
+
+def test_a_captured_graph_is_not_sent_to_trainers_that_cannot_say_it() -> None:
+    spec = load("operators/mlp").spec
+    assert describe_launches((), spec) == CAPTURED

@@ -8,7 +8,10 @@ from meshwise.scenarios.choices.ties import MEMORY_STEP, RISK_STEP, TOLERANCE, f
 from meshwise.scenarios.fitting import start_timer
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.memory_forecast import forecast_plan
-from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.evaluation import Evaluation, Trial
+from meshwise.strategies.operators.operator_plan import build_operator_plan, cuts_operators
+from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.plan.sharding import OperatorSharding
 
 
 @pytest.mark.parametrize("name", ["tinyllama-1.1b-8-a100", "tensor-parallel", "gallery/models/llama3-8b-8-h100"])
@@ -44,3 +47,17 @@ def test_a_trial_that_takes_less_is_told() -> None:
         assert (tie is not None and tie.plan == frugal_plan) is is_told
         if is_told:
             assert tie is not None and tie.slower == pytest.approx(0.004) and "0.4% slower" in tie.describe()
+
+
+def test_neighbours_of_a_plan_that_cuts_operators_are_none_of_a_layout() -> None:
+    """What one operator has of a plan no layout says; its tensor communication may run beside products all the same."""
+    scenario = load("operators/mlp")
+    problem = scenario.problem
+    operators = {block.name: block.operators[0] for block in problem.graph.blocks}
+    name, operator = next(iter(operators.items()))
+    dim = operator.dims[0][0]
+    cut = (OperatorSharding(f"{name}.{operator.name}", ((dim, (TENSOR,)),)),)
+    plan = replace(build_operator_plan(problem, {TENSOR: 8}, 512, cut), overlap_tensor=True)
+    assert cuts_operators(problem, plan)
+    best = Trial(plan, Evaluation(1.0, 1.0, fits=True), 0.0)
+    assert find_tie(scenario, best, [best], start_timer(None)) is None
