@@ -8,8 +8,10 @@ from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.explanation.alternatives import Prospect, list_prospects
+from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.explanation.alternatives import Prospect, build_prospect, list_prospects
 from meshwise.strategies.explanation.ranking import RankedPlans, ranking
+from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.proposals import OutOfTime
@@ -72,7 +74,14 @@ def choose_robust(
     the choice is among the plans compared until then.
     """
     uncertainty = find_uncertainty(scenario.problem, scenario.assumptions)
-    start_layouts = () if plan is None else (recover_layout(scenario.problem, plan),)
+    problem = scenario.problem
+    # no layout means a plan that cuts operators apart: it is a prospect of its own
+    is_apart = plan is not None and cuts_operators(problem, plan)
+    start_layouts = () if plan is None or is_apart else (recover_layout(problem, plan),)
+    own_prospects = []
+    if plan is not None and is_apart:
+        trial = Trial(plan, SimulatedCost(problem).evaluate(plan), 0.0)
+        own_prospects.append(build_prospect(problem, trial, uncertainty, quantile, max_risk))
     known_prospects: list[Prospect] = []
     ranked_plans = None
     try:
@@ -96,6 +105,7 @@ def choose_robust(
         is_finished = True
     except OutOfTime:
         is_finished = False
+    known_prospects = [*own_prospects, *known_prospects]
     best_prospect = _find_best(known_prospects)
     return RobustChoice(quantile, max_risk, best_prospect, tuple(known_prospects), ranked_plans, is_finished)
 
