@@ -73,6 +73,6 @@ def test_validate_imports_what_it_reads_and_no_algorithm() -> None:
     assert searches == str(
         [
             f"meshwise.strategies.search.{name}"
-            for name in ("acceptance", "algorithms", "choices", "space", "speed_division")
+            for name in ("acceptance", "algorithms", "choices", "objective", "space", "speed_division")
         ]
     )
