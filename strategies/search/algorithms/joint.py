@@ -7,14 +7,14 @@ from typing import ClassVar
 from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.operators.bucket_elimination import EntangledGraphError
 from meshwise.strategies.plan.problem import Problem
-from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.operators import Frontier
 from meshwise.strategies.search.joint.courses import BestPlans, Course
 from meshwise.strategies.search.joint.joint_search import JointSearch
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
-FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 200, 40, 2
+FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 1000, 40, 2
 """Messages of the search for uniform plans before all others, then of that search and of the one for meshes in turn."""
 
 
@@ -44,7 +44,7 @@ class Joint:
         """Yield uniform plans, those of one stage, then uniform ones and meshes in turns; return the least bound."""
         best = BestPlans()
         joint_search = JointSearch(problem, space, costs, self.spread, best)
-        uniform_course = Course(BestFirst().propose(problem, space, costs), best, lambda plan: True)
+        uniform_course = Course(Auto().propose(problem, space, costs), best, lambda plan: True)
         operator_course, joint_course = (
             Course(proposals, best, joint_search.keeps_limits)
             for proposals in (Frontier().propose(problem, space, costs), joint_search.run())
