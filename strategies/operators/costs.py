@@ -117,15 +117,8 @@ def compute_operator_costs(
     edges = tuple(
         Edge(source, target, passes * num_microbatches) for source, target, passes, _ in table.redistributions
     )
-    copies = _number_copies(table.nodes, table.choices)
+    numbered_nodes = zip(table.classes, table.nodes, strict=True)
+    copies = tuple(number if node.block.repeat > 1 else -1 for number, node in numbered_nodes)
     graph = CostGraph(tuple(times), tuple(kept_bytes), tuple(transient_bytes), edges, copies)
     resident_bytes = node_costs.resident_bytes
     return OperatorCosts(problem, degrees, plan.sequences, table.nodes, table.choices, graph, resident_bytes)
-
-
-def _number_copies(nodes: Sequence[Node], options: Sequence[tuple[OperatorSharding, ...]]) -> tuple[int, ...]:
-    """Return for every node the number of its class, as `CostGraph.copies`."""
-    classes: dict[tuple[str, str, tuple[OperatorSharding, ...]], int] = {}
-    keys = ((node.block.name, node.operator.name, row) for node, row in zip(nodes, options, strict=True))
-    numbers = [classes.setdefault(key, len(classes)) for key in keys]
-    return tuple(number if node.block.repeat > 1 else -1 for node, number in zip(nodes, numbers, strict=True))
