@@ -77,7 +77,8 @@ def _draw_points(ax: Axes, points: Sequence[Data]) -> None:
     ax.set_ylabel("money (US dollars)" if has_money else "devices", fontsize=13)
     ax.grid(color=GRID, linewidth=0.8, which="both", alpha=0.7)
     ax.set_axisbelow(True)
-    ax.legend(loc="upper right", fontsize=12, frameon=True, framealpha=0.9, edgecolor="white")
+    # above the axes beside the title, where it covers no point and no name
+    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.01), ncols=2, fontsize=11, frameon=False)
 
 
 def _draw_markers(ax: Axes, xs: list[float], ys: list[float], points: Sequence[Data], line: list[int]) -> None:
