@@ -81,7 +81,8 @@ def recover_layout(problem: Problem, plan: Plan) -> Layout:
     counts = Counter(name for stage in plan.stages for name in stage.blocks)
     if counts != Counter(names):
         wrong_name = next(iter((counts - Counter(names)) + (Counter(names) - counts)))
-        raise ValueError(f"stages: hold every block of the model once, met {wrong_name} {counts[wrong_name]} times")
+        finding = f"{counts[wrong_name]} times" if wrong_name in names else "which this model does not have"
+        raise ValueError(f"stages hold every block of the model once, met {wrong_name}, {finding}")
     return replace(layout_without_stages(plan), stages=count_stage_layers(problem.graph, plan.stages))
 
 

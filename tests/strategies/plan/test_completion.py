@@ -42,5 +42,7 @@ def test_stages_are_counted_in_layers() -> None:
     plan = complete(small, Layout(data=4, pipeline=2, stages=(3, 5)))
     assert recover_layout(small, plan).stages == (3, 5)
     assert layout_without_stages(plan).stages == "even"
-    with pytest.raises(ValueError, match="hold every block of the model once"):
+    with pytest.raises(
+        ValueError, match=r"hold every block of the model once, met layers\.6, which this model does not"
+    ):
         recover_layout(problem(layers=6), plan)
