@@ -40,7 +40,8 @@ def test_a_cache_without_a_bound_may_be_one() -> None:
     before = held().objects
     for number in range(5000):
         cached(number)
-    assert held().objects - before >= 5000
+    # other tests of the process may let go of something meanwhile
+    assert held().objects - before > 4500
 
 
 def test_caches_of_a_fixed_size_are_none() -> None:
