@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from meshwise.executor.launch.processes import lock_folder
+from meshwise.scenarios.files.errors import suggest_nearest
 from meshwise.scenarios.inputs.graph_file import GraphModel
 from meshwise.scenarios.inputs.plan_table import list_plan_violations
 from meshwise.scenarios.inputs.remarks import list_machine_assumptions
@@ -106,7 +107,8 @@ class SearchSettings:
         """
         algorithm = name or self.algorithm
         if algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {algorithm}")
+            nearest = suggest_nearest(algorithm, ALGORITHMS)
+            raise ValueError(f"algorithm is one of {', '.join(ALGORITHMS)}, met {algorithm[:60]}{nearest}")
         if self.pin and algorithm not in PINNED_ALGORITHMS:
             raise ValueError(f"pin needs one of the algorithms {', '.join(PINNED_ALGORITHMS)}, met {algorithm}")
         return algorithm

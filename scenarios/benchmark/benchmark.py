@@ -28,6 +28,7 @@ from meshwise.scenarios.benchmark.search_benchmark import (
     time_mixed,
     time_wide,
 )
+from meshwise.scenarios.files.errors import suggest_nearest
 from meshwise.scenarios.loader import load
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.collective import Algorithm, Collective
@@ -53,7 +54,7 @@ _COLD_RUNS = 5
 def benchmark(group: str = "all") -> Iterator[Figure]:
     """Yield the figures of a group as they are measured; ``all`` stands for every group."""
     if group not in (*GROUPS, "all"):
-        raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}")
+        raise ValueError(f"benchmark is one of {', '.join(GROUPS)}, all; met {group}{suggest_nearest(group, GROUPS)}")
     groups = [_MEASUREMENTS[name] for name in GROUPS if group in ("all", name)]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name, measure in chain.from_iterable(measurements.items() for measurements in groups):

@@ -4,7 +4,7 @@ import datetime
 import json
 from collections.abc import Callable, Sequence
 
-from meshwise.scenarios.files.errors import Fault, ScenarioError
+from meshwise.scenarios.files.errors import Fault, ScenarioError, suggest_nearest
 from meshwise.simulator.calibration.collective_rows import CollectiveRow
 from meshwise.simulator.calibration.collective_rows import Skipped as SkippedCollective
 from meshwise.simulator.calibration.collective_rows import read_rows as read_collective_rows
@@ -147,7 +147,8 @@ def fit_accelerators(
 def _check_names(option: str, names: Sequence[str], known_names: Sequence[str]) -> None:
     for name in names:
         if name not in known_names:
-            raise ValueError(f"--{option} is one of {', '.join(known_names)}, met {name[:100]}")
+            nearest = suggest_nearest(name, known_names)
+            raise ValueError(f"--{option} is one of {', '.join(known_names)}, met {name[:100]}{nearest}")
 
 
 def to_json(accelerators: Sequence[Evidence], skipped: Sequence[Skipped]) -> str:

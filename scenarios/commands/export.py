@@ -10,6 +10,7 @@ from meshwise.executor.export.launchers import LaunchRequest as LaunchRequest
 from meshwise.executor.job import Job
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note
+from meshwise.scenarios.files.errors import suggest_nearest
 from meshwise.scenarios.files.library import find_scenario
 from meshwise.scenarios.files.reader import read_document
 from meshwise.scenarios.files.results import check_output, write
@@ -64,7 +65,8 @@ def export(
     """
     check_output(out)
     if to not in (*TRAINERS, *LAUNCHERS):
-        raise ValueError(f"--to is one of {', '.join((*TRAINERS, *LAUNCHERS))}, met {to[:60]!r}")
+        names = (*TRAINERS, *LAUNCHERS)
+        raise ValueError(f"--to is one of {', '.join(names)}, met {to[:60]!r}{suggest_nearest(to, names)}")
     value = _find_scenario(plan, scenario)
     if to in TRAINERS:
         target = TRAINERS[to]
