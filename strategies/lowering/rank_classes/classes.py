@@ -84,7 +84,8 @@ class ClassTable:
     def __init__(self, placed: PlacedMesh, partition: Partition, loads: GroupLoads, kinds: Sequence[Groups]) -> None:
         self.placed, self.cluster, self.mesh = placed, placed.cluster, placed.mesh
         self.class_of, self.representatives = _number_colours(partition.ranks)
-        self.link_class, self.link_representatives = _number_colours(partition.links)
+        link_class, self.link_representatives = _number_colours(partition.links)
+        self.link_class = link_class.astype(np.int32)  # the longest array, of which a search keeps hundreds
         self.link_count = np.bincount(self.link_class)
         self.tables: dict[str, GroupTable] = {}
         self._loads = loads

@@ -126,8 +126,9 @@ class PlacedMesh:
     @cached_property
     def sequences(self) -> IntArray:
         """The number of sequences of a microbatch of every rank; 0 where all have as many."""
-        sizes = np.array(self.batches, dtype=np.int64)
-        return sizes[list_data_ranks(self.mesh)] if len(sizes) else np.zeros(self.mesh.num_ranks, dtype=np.int64)
+        if not self.batches:
+            return np.broadcast_to(np.int64(0), self.mesh.num_ranks)
+        return np.array(self.batches, dtype=np.int64)[list_data_ranks(self.mesh)]
 
     def group_devices(self, kind: str) -> tuple[IntArray, IntArray]:
         """Return the groups of a kind as rows of ranks and as rows of devices; a tenant's devices are no ranks."""
@@ -140,7 +141,8 @@ class PlacedMesh:
         pairs |= {hop_kind(sender, receiver): [sender, receiver] for sender, receiver in self.hops}
         if kind == NORM or kind in USUAL_COLLECTIVES or kind in pairs:
             ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.list_groups(kind)
-            return ranks, self.devices[ranks]
+            # a search keeps hundreds of placed meshes of as many as 16,384 ranks
+            return ranks, self.devices[ranks] if self.placement else ranks
         tenant = next(candidate for number, candidate in enumerate(self.cluster.tenants) if tenant_kind(number) == kind)
         return np.empty((1, 0), dtype=np.int64), np.array([tenant.devices], dtype=np.int64)
 
