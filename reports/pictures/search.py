@@ -73,8 +73,16 @@ def _summarize_search(histories: Mapping[str, Sequence[Point]], ranking: Sequenc
     best = histories[ranking[0]]
     if not best:
         return "no algorithm found a plan that fits"
-    evaluations = "evaluation" if best[-1][0] == 1 else "evaluations"
-    words = f"best: {format_time(best[-1][2])} by {clean_text(ranking[0], 30)} after {best[-1][0]:,} {evaluations}"
+    # the picture's order says nothing of algorithms that found equal plans: the first to find it is named
+    finders = [name for name in ranking if histories[name] and histories[name][-1][2] == best[-1][2]]
+    first_finder = min(finders, key=lambda name: histories[name][-1][0])
+    num_evaluations = histories[first_finder][-1][0]
+    words = (
+        f"best: {format_time(best[-1][2])}, first by {clean_text(first_finder, 30)} after {num_evaluations:,} "
+        f"{'evaluation' if num_evaluations == 1 else 'evaluations'}"
+    )
+    if len(finders) > 1:
+        words += f", found by {len(finders)} of {len(ranking)} algorithms"
     if bound is None or bound <= 0:
         return words
     return f"{words}; lower bound {format_time(bound)}, gap {best[-1][2] / bound - 1:.1%}"

@@ -36,6 +36,7 @@ from meshwise.scenarios.fitting import explain_misfit, proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
+from meshwise.simulator.files import escape_text
 from meshwise.simulator.units import format_time
 from meshwise.strategies.search.algorithms import list_installed
 from meshwise.strategies.search.driver import SearchResult
@@ -139,7 +140,9 @@ def _build_row(result: SearchResult, problem: "Problem") -> _Row:
 
 
 def _print_comparison(results: list[SearchResult], problem: "Problem") -> None:
-    rows = [
+    """Print a line an algorithm, and then each plan once, fastest first, with the algorithms that found it."""
+    rows = [_build_row(result, problem) for result in results]
+    cells = [
         (
             row.algorithm,
             format_time(row.step_time) if row.step_time else "none found",
@@ -148,11 +151,16 @@ def _print_comparison(results: list[SearchResult], problem: "Problem") -> None:
             f"{row.evaluations:,}",
             format_time(row.wall_time),
             row.end,
-            row.plan,
         )
-        for row in (_build_row(result, problem) for result in results)
+        for row in rows
     ]
-    print_table([word.replace("_", " ") for word in _Row._fields], rows)
+    print_table([word.replace("_", " ") for word in _Row._fields[:-1]], cells)
+    finders: dict[tuple[float, str], list[str]] = {}
+    for row in rows:
+        if row.step_time:
+            finders.setdefault((row.step_time, row.plan), []).append(row.algorithm)
+    for (step_time, plan), algorithms in sorted(finders.items()):
+        print(f"\n{format_time(step_time)} by {', '.join(algorithms)}:\n  {escape_text(plan)}")
 
 
 def _write_comparison(target: Path, results: list[SearchResult], problem: "Problem") -> None:

@@ -3,7 +3,8 @@
 Run ``python -m tests.studies.joint_enumeration [--problems N] [--first SEED]`` for a line a problem and a summary. A
 problem has one or two products, with or without a stem before them, of random sizes, on two slow devices. Enumerated
 and simulated are all plans of one schedule: every mesh, microbatch, ZeRO stage, and sharding of every operator.
-The search may be faster, by another schedule; a bound above a plan, or a proof beside a faster one, is a defect.
+The search may be faster, by another schedule; a bound above a plan, and so a proof beside a faster one, is a
+defect.
 """
 
 import sys
@@ -55,8 +56,6 @@ class Comparison:
         limit = self.least_time * (1 + EQUAL)
         if self.lower_bound > limit:
             return "bound above a plan"
-        if self.best_time <= self.lower_bound * (1 + EQUAL) and self.best_time > limit:
-            return "wrong proof"
         if self.best_time > limit:
             return "slower"
         return "faster" if self.best_time < self.least_time * (1 - EQUAL) else "equal"
@@ -145,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
             flush=True,
         )
     print(f"{sum(counts.values())} problems, {num_plans} plans, {num_proven} proven: {dict(counts.most_common())}")
-    return int(counts["bound above a plan"] + counts["wrong proof"] > 0)
+    return int(counts["bound above a plan"] > 0)
 
 
 if __name__ == "__main__":

@@ -31,3 +31,10 @@ def test_it_draws_where_nothing_fits(tmp_path: Path):
 def test_no_history_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="at least one algorithm"):
         draw_search({}, tmp_path / "x.png")
+
+
+def test_of_equal_plans_the_first_to_be_found_is_named(tmp_path: Path):
+    histories = {"late": [(1, 0.1, 2.0), (30, 3.0, 1.0)], "soon": [(4, 0.9, 1.0)], "never": [(1, 0.1, 3.0)]}
+    draw_search(histories, tmp_path / "ties.svg", lower_bound=1.0)
+    words = "best: 1 s, first by soon after 4 evaluations, found by 2 of 3 algorithms; lower bound 1 s, gap 0.0%"
+    assert words in (tmp_path / "ties.svg").read_text()
