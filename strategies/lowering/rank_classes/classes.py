@@ -255,7 +255,7 @@ class ClassTable:
         order, starts = _sort_runs(group * self.network.num_links + link)
         # First the loads of all groups of a class are summed on each link, then the busiest link of a class is taken.
         load = np.add.reduceat(phase.load[entries][order], starts) if len(order) else phase.load[:0]
-        group, link = group[order][starts], self.link_class[link[order][starts]]
+        group, link = group[order][starts], self.link_class[link[order][starts]].astype(np.int64)
         order, starts = _sort_runs(group * len(self.link_representatives) + link)
         load = np.maximum.reduceat(load[order], starts) if len(order) else load
         launch = None if phase.launch is None else phase.launch[representatives]
