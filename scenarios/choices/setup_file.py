@@ -9,6 +9,7 @@ from meshwise.scenarios.files.reader import dump_yaml, read_document
 from meshwise.scenarios.inputs.cluster_document import build_cluster_document
 from meshwise.scenarios.inputs.named_files import resolve_reference
 from meshwise.scenarios.loader import load
+from meshwise.simulator.units import format_count
 
 SUFFIX = ".scenario.yaml"
 
@@ -37,8 +38,12 @@ def build_setup_files(setup: Setup, path: Path) -> dict[Path, str]:
         for name, value in document.data.items()
         if name not in ("plan", "measured")
     }
-    data.setdefault("name", scenario.name)
-    problem, files = scenario.problem, {}
+    problem, own_problem, files = scenario.problem, load(scenario.file).problem, {}
+    data["name"] = scenario.name
+    own_sizes = own_problem.cluster.num_nodes, own_problem.training.global_batch
+    if (setup.nodes, problem.training.global_batch) != own_sizes:
+        # the name that the scenario has may say another size
+        data["name"] += f": {format_count(setup.nodes, 'node')}, batch {problem.training.global_batch}"
     data["training"]["global_batch"] = problem.training.global_batch
     if scenario.framework is None and scenario.asked_target is not None:
         data["training"]["framework"] = problem.training.framework

@@ -27,7 +27,11 @@ def test_the_file_of_a_setup_is_its_problem(name: str, tmp_path: Path) -> None:
             path.write_text(text)
         written = load(file)
         assert written.problem == setup.scenario.problem and written.plan is None
-        assert written.name == scenario.name and written.run == scenario.run
+        sizes = setup.nodes, setup.scenario.problem.training.global_batch
+        is_own = sizes == (scenario.problem.cluster.num_nodes, scenario.problem.training.global_batch)
+        nodes = "1 node" if setup.nodes == 1 else f"{setup.nodes} nodes"
+        assert written.name == (scenario.name if is_own else f"{scenario.name}: {nodes}, batch {sizes[1]}")
+        assert written.run == scenario.run
 
 
 def test_another_machine_is_written_out_and_a_target_is_named(tmp_path: Path) -> None:
