@@ -88,7 +88,7 @@ other source without error makes the raw error; *model* is that of the model wit
 *itself* are repeats of the same collective within a source, against their median.
 
 Networks between nodes have one source each, or two that timed different collectives, and so no floor but their repeats.
-A priori, nothing fitted but the other networks, large sizes are met within 14 to 24 %, as NICs reach 0.76 or 0.77 of
+A priori, nothing fitted but the other networks, large sizes are met within 6 to 25 %, as NICs reach 0.76 or 0.77 of
 the data sheet in three of four; smaller ones are not, as the same two nodes take 54 us (RoCE), 69 us (EFA of 3200
 Gb/s), 161 us (EFA of 400) and 940 us (TCPX) for the fewest bytes, which no figure of a data sheet says.
 """
