@@ -77,6 +77,7 @@ OPERATOR_ALGORITHMS = Registry(
         "dynamic_programming": "meshwise.strategies.search.algorithms.operators.DynamicProgramming",
         "recursive_programming": "meshwise.strategies.search.algorithms.operators.RecursiveProgramming",
         "sharding_propagation": "meshwise.strategies.search.algorithms.operators.ShardingPropagation",
+        "uniap": "meshwise.strategies.search.algorithms.uniap.UniAP",
         "joint": "meshwise.strategies.search.algorithms.joint.Joint",
     }
 )
