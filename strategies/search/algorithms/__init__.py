@@ -43,6 +43,7 @@ STAGE_ALGORITHMS = Registry(
         "pipeline_dp": "meshwise.strategies.search.algorithms.stages.PipelineDP",
         "layer_dp": "meshwise.strategies.search.algorithms.stages.LayerDP",
         "inter_stage_milp": "meshwise.strategies.search.algorithms.stages.InterStageMILP",
+        "metis": "meshwise.strategies.search.algorithms.metis.Metis",
         "auto": "meshwise.strategies.search.algorithms.auto.Auto",
     }
 )
