@@ -110,6 +110,39 @@ def test_the_published_15_to_1_plan_of_vgg16_is_near_the_optimum_and_far_from_da
     assert data_parallel / 0.05652976738461539 == pytest.approx(3.038109706546221, rel=1e-9)
 
 
+# Alpa: alpa-projects/alpa, tests/pipeline_parallel/test_dynamic_programming.py at 969de4f
+
+
+def list_meshes(devices: int) -> Iterator[tuple[int, ...]]:
+    """Return every row of submeshes of 1, 2, 4 or 8 devices, by number, that has so many devices."""
+    if not devices:
+        yield ()
+    for number, size in enumerate((1, 2, 4, 8)):
+        if size <= devices:
+            yield from ((number, *rest) for rest in list_meshes(devices - size))
+
+
+def test_alpa_finds_the_stages_and_meshes_of_its_own_program() -> None:
+    """The table of Alpa's unit test: 8 layers, 8 devices, 16 microbatches, 4 submeshes, 5 configurations, seed 42.
+
+    ``dp`` of ``stage_construction.py`` at 01d71eb returns 0.29528505 for it, in 32-bit numbers: layers 0 to 4 and 4 to
+    8, each on 4 devices.
+    """
+    random = np.random.RandomState(42)
+    spans = np.where(np.triu(np.ones((8, 8), bool))[:, :, None], random.rand(8, 8, 4, 5).min(axis=3), np.inf)
+    found = {}
+    for meshes in list_meshes(8):
+        times = np.full((len(meshes), 9, 9), np.inf)
+        for stage, mesh in enumerate(meshes):
+            times[stage, :8, 1:] = spans[:, :, mesh]
+        division = divide_blocks(times, 16)
+        if division is not None:
+            found[meshes] = division
+    best = min(found, key=lambda meshes: found[meshes].time)
+    assert (best, found[best].ends) == ((2, 2), (4, 8))
+    assert found[best].time == pytest.approx(0.29528505, rel=1e-7)
+
+
 # nnScaler: microsoft/nnscaler, tests/autodist/test_pipeline_nstages.py at 1585c15, test_small
 
 
