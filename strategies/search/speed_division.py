@@ -58,14 +58,15 @@ def find_position_times(problem: Problem, layout: Layout) -> PositionTimes:
 def list_placements(problem: Problem, pipeline: int) -> list[tuple[int, ...]]:
     """Return the placements that put devices of different kinds on the stages of a pipeline.
 
-    All free devices are used. For every order of the kinds, the first stages have the devices of the first kind, as in
-    Metis; and, where the numbers of devices allow it, every stage has as many devices of each kind as any other. Of
-    placements with equal kinds in equal order one is kept; the empty one is that of ranks in order.
+    All free devices are used, those of a kind one after another. For every order of the kinds, the first stages have
+    the devices of the first kind, as in Metis; and, where the numbers of devices allow it, every stage has as many
+    devices of each kind as any other. On one stage the order does not matter. Of placements with equal kinds in equal
+    order one is kept; the empty one is that of ranks in order.
     """
     devices = np.array(problem.cluster.free_devices)
     kinds = problem.cluster.device_kinds[devices]
     groups = [devices[kinds == kind] for kind in dict.fromkeys(kinds.tolist())]
-    orders = permutations(groups) if len(groups) <= MOST_KINDS else [groups]
+    orders = permutations(groups) if pipeline > 1 and len(groups) <= MOST_KINDS else [groups]
     placements = [np.concatenate(order) for order in orders]
     if pipeline > 1 and all(len(group) % pipeline == 0 for group in groups):
         placements.append(
@@ -132,6 +133,27 @@ def divide_by_speed(problem: Problem, layout: Layout, positions: tuple[int, ...]
     layer_times = [position_times.layers[position] / max(layers, 1) for position in positions]
     end_times = [0.0] * (len(positions) - 1) + [position_times.ends[positions[-1]]]
     return share_out(layer_times, layers, end_times)
+
+
+def estimate_step_time(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> float:
+    """Return the seconds of a step by Metis' formula, without communication: the sum of stages, and the slowest again.
+
+    The slowest pipeline rank counts for every microbatch but one; ranks that cut operators share its work evenly.
+
+    Parameters
+    ----------
+    positions
+        The pipeline position of every stage; ``layout`` has the number of layers of every stage.
+    """
+    layers, position_times = num_layers(problem.graph), find_position_times(problem, layout)
+    counts = layout.stages if isinstance(layout.stages, tuple) else (layers,)
+    rank_times = [0.0] * layout.pipeline
+    for position, count in zip(positions, counts, strict=True):
+        rank_times[position] += position_times.layers[position] * count / max(layers, 1)
+    rank_times[positions[-1]] += position_times.ends[positions[-1]]
+    num_microbatches = problem.training.global_batch // layout.sequences
+    work = sum(rank_times) + (num_microbatches - 1) * max(rank_times)
+    return work * layout.data * layout.pipeline / layout.ranks
 
 
 @lru_cache(maxsize=4096)

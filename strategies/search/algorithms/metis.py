@@ -24,11 +24,19 @@ from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.choices import find_family
 from meshwise.strategies.search.proposals import Proposals
 from meshwise.strategies.search.space import Space
-from meshwise.strategies.search.speed_division import balance_samples, divide_by_speed, list_placements
+from meshwise.strategies.search.speed_division import (
+    balance_samples,
+    divide_by_speed,
+    estimate_step_time,
+    list_placements,
+)
 from meshwise.strategies.search.stage_search import list_meshes
 
 SCHEDULES_TRIED = (("1f1b", 1), ("zb1p", 1), ("zbv", 2), ("interleaved", 2))
 """Schedules of a pipeline, and stages a rank; Metis has the first one."""
+
+MOST_BOUNDED = 1000
+"""Plans with balanced loads whose memory and bounds are looked at, those with the least time by the formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,9 @@ class _BalancedSearch:
     def run(self, choices: int) -> Generator[Plan, Evaluation, None]:
         """Yield the plans with the lowest bounds, then changes of the best of them while they make it faster."""
         bounds: dict[Layout, float] = {}
-        for base_layout in self._list_balanced():
+        # few of thousands are near the best by the formula, and each takes milliseconds to bound
+        candidates = sorted(self._list_balanced(), key=self._estimate_time)
+        for base_layout in candidates[:MOST_BOUNDED]:
             self.costs.check_time()
             layout = self._fit_memory(base_layout)
             if layout is not None and layout not in bounds:
@@ -91,6 +101,11 @@ class _BalancedSearch:
                 plan = complete(self.problem, layout)
                 if self.costs.fits(plan) and self.costs.plan_bound(plan) < self.best_time:
                     is_better = (yield from self._evaluate(layout)) or is_better
+
+    def _estimate_time(self, layout: Layout) -> float:
+        """Return the seconds of a step by Metis' formula."""
+        positions = find_rule(layout.schedule).list_stage_ranks(layout.pipeline, layout.chunks)
+        return estimate_step_time(self.problem, layout, positions if layout.pipeline > 1 else (0,))
 
     def _evaluate(self, layout: Layout) -> Generator[Plan, Evaluation, bool]:
         """Yield the plan of a layout; return whether it is the fastest so far."""
