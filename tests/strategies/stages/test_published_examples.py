@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from meshwise.strategies.stages.block_division import divide_blocks
+from meshwise.strategies.stages.block_division import _find_path, divide_blocks
 from meshwise.strategies.stages.division import FloatArray
 
 LONG_RUN = 10**6
@@ -141,6 +141,52 @@ def test_alpa_finds_the_stages_and_meshes_of_its_own_program() -> None:
     best = min(found, key=lambda meshes: found[meshes].time)
     assert (best, found[best].ends) == ((2, 2), (4, 8))
     assert found[best].time == pytest.approx(0.29528505, rel=1e-7)
+
+
+# Piper: msr-fiddle/piper at d7fc8cf
+
+_SOME_LAYERS = (30474, 30479, 30452, 30484, 30372, 30345, 30307, 30394, 30361, 30290, 30285, 30307, 30304, 30324, 30288)
+BERT_LAYERS = tuple(ticks * 1e-6 for ticks in (30492, *_SOME_LAYERS, *_SOME_LAYERS, 30324))
+"""Seconds of a sample in the 32 layers of ``inputs/bert32a100.json``, without recomputation."""
+EMBEDDING_SECONDS, PIPER_BANDWIDTH = 0.001116, 25.0 * 2**30
+LAYER_MEMORY, FRONT_MEMORY, POOLER_MEMORY = (
+    (606_478_336, 353_994_240),
+    (18_776_064, 401_648_640),
+    (31_457_280, 29_498_880),
+)
+"""Bytes for every sample that a stage keeps, and besides: of a layer, of what is before the layers, of the pooler."""
+MASK, HIDDEN = 31_457_280, 16_777_216
+"""Bytes that go from the mask to every layer but the first, and from a layer to the next."""
+
+
+def bert_times(num_stages: int, limit: float) -> FloatArray:
+    """Return the seconds of a sample on every span of the 32 layers as every stage; infinite where it does not fit.
+
+    As ``getTPSForResult`` of ``algo.cpp``: compute, and twice the bytes of all edges in and out. The first stage has
+    the embedding and the mask, the last one the pooler. A stage keeps as many samples as there are stages from it on.
+    """
+    times = np.full((num_stages, 33, 33), np.inf)
+    for stage in range(num_stages):
+        for first in range(32):
+            for end in range(first + 1, 33):
+                parts = [LAYER_MEMORY] * (end - first) + [FRONT_MEMORY] * (first == 0) + [POOLER_MEMORY] * (end == 32)
+                alive = num_stages - stage
+                if sum(alive * by_sample + fixed for by_sample, fixed in parts) > limit:
+                    continue
+                num_masks = 32 - end if first == 0 else end - first
+                sent = MASK * num_masks + HIDDEN * ((first > 0) + (end < 32))
+                compute = sum(BERT_LAYERS[first:end]) + (EMBEDDING_SECONDS if first == 0 else 0.0)
+                times[stage, first, end] = compute + 2 * sent / PIPER_BANDWIDTH
+    return times
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "seconds"), [(40, 0.16451575), (16, 0.16572875), (15, 0.16608775), (14, 0.16635075)]
+)
+def test_piper_finds_the_time_per_sample_of_its_own_program(gibibytes: int, seconds: float) -> None:
+    """``runDP`` on 8 devices, one a stage and without recomputation, prints these: less memory, slower stages."""
+    found = [_find_path(bert_times(num_stages, gibibytes * 2.0**30), np.maximum) for num_stages in range(1, 9)]
+    assert min(path.time for path in found if path is not None) == pytest.approx(seconds, rel=1e-9)
 
 
 # nnScaler: microsoft/nnscaler, tests/autodist/test_pipeline_nstages.py at 1585c15, test_small
