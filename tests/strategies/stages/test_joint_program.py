@@ -76,6 +76,21 @@ def test_it_is_the_assembly_of_stages_that_are_each_the_best(seed: int) -> None:
         assert found.time == pytest.approx(division.time, rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_units_do_not_matter(seed: int) -> None:
+    """Ticks of 1e15 and bytes of 1e12 give the same choice as small numbers, whatever tolerances a solver has."""
+    random = np.random.default_rng(seed)
+    times, memory = (random.integers(1, 100, (2, 5, 2)).astype(float) for _ in range(2))
+    inner, crossing = (random.integers(0, 100, (4, 2, 2)).astype(float) for _ in range(2))
+    small = JointTables(times, memory, np.full(2, 140.0), inner, crossing)
+    large = JointTables(times * 1e15, memory * 1e12, np.full(2, 140e12), inner * 1e15, crossing * 1e15)
+    found, large_found = solve_joint_program(small, 3), solve_joint_program(large, 3)
+    assert (found is None) == (large_found is None) == (not every_choice(small, 3))
+    if found is not None and large_found is not None:
+        assert large_found.time == pytest.approx(found.time * 1e15, rel=1e-9)
+        assert large.fits(large_found.ends, large_found.strategies)
+
+
 def test_one_program_finds_what_one_strategy_for_all_layers_misses() -> None:
     """Layers take 2, 2, 6 with one strategy and 6, 6, 2 with the other, and 1 where strategies change.
 
