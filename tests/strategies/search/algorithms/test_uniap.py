@@ -3,7 +3,6 @@
 import pytest
 
 from meshwise.strategies.search.algorithms.best_first import BestFirst
-from meshwise.strategies.search.algorithms.joint import Joint
 from meshwise.strategies.search.algorithms.uniap import UniAP
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
@@ -14,14 +13,13 @@ from ...problems import problem
 @pytest.mark.parametrize("bandwidth", [1e9, 1e11])
 def test_it_is_never_slower_than_plans_whose_layers_are_all_alike(bandwidth: float) -> None:
     """Among data, fully sharded and tensor parallelism on the same schedule, where memory is plenty."""
-    of = problem(nodes=2, devices=2, layers=4, batch=16, bandwidth=bandwidth)
+    of = problem(devices=4, layers=2, batch=8, bandwidth=bandwidth)
     alike = Space(schedule=("1f1b",), sequence_parallel=(False,), overlap_tensor=(False,), zero=(0,))
-    uniap, uniform, joint = search(UniAP(), of), search(BestFirst(), of, alike), search(Joint(), of)
-    assert uniap.best is not None and uniform.best is not None and joint.best is not None
+    uniap, uniform = search(UniAP(), of), search(BestFirst(), of, alike)
+    assert uniap.best is not None and uniform.best is not None
     assert uniap.best.evaluation.step_time <= 1.01 * uniform.best.evaluation.step_time
-    # Joint cuts every operator in any way; UniAP's strategies are a few of these
-    assert joint.best.evaluation.step_time <= uniap.best.evaluation.step_time
-    assert uniap.lower_bound is not None and uniap.lower_bound <= joint.best.evaluation.step_time
+    assert uniap.lower_bound is not None
+    assert uniap.lower_bound <= min(uniap.best.evaluation.step_time, uniform.best.evaluation.step_time)
 
 
 def test_layers_differ_where_that_is_faster() -> None:
