@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ class SearchSettings:
         """
         algorithm = self.find_algorithm(name)
         kind = ALGORITHMS[algorithm]
-        known_options = list(kind.__dataclass_fields__)
+        known_options = [field.name for field in fields(kind)]
         options = dict(self.options) if algorithm == self.algorithm else {}
         unknown_options = [option for option in options if option not in known_options]
         if unknown_options:

@@ -236,7 +236,7 @@ def test_the_guide_names_the_options_of_every_algorithm() -> None:
     assert sorted(rows) == sorted(options)
 
 
-def test_the_page_of_algorithms_has_a_section_of_five_lines_for_every_algorithm() -> None:
+def test_the_page_of_algorithms_has_a_section_of_six_lines_for_every_algorithm() -> None:
     page = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
     sections = re.findall(r"^### (\w+)$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     assert sorted(name for name, _ in sections) == sorted(ALGORITHMS)
@@ -244,7 +244,15 @@ def test_the_page_of_algorithms_has_a_section_of_five_lines_for_every_algorithm(
         assert re.findall(r"^- (.+?):", text, re.MULTILINE) == PROPERTIES, name
 
 
-PROPERTIES = ["State", "Moves", "Objective", "Published", "Good for"]
+def test_the_tests_that_hold_algorithms_to_their_names_exist() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    lines = re.findall(r"^- Held by:(.*?)^- Good for:", page, re.MULTILINE | re.DOTALL)
+    for line in lines:
+        names = re.findall(r"`([\w/]+\.py)`", line)
+        assert names and all((ROOT / "tests" / "strategies" / name).is_file() for name in names), line
+
+
+PROPERTIES = ["State", "Moves", "Objective", "Published", "Held by", "Good for"]
 """What the page of algorithms says of each."""
 
 

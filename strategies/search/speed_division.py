@@ -1,12 +1,18 @@
-"""Layers of pipeline stages on devices of different speed: the slowest stage is to be as fast as it can.
+"""Layers of stages and samples of data ranks on devices of different speed: the slowest is to be as fast as it can.
 
 References
 ----------
 Jia et al., "Whale: efficient giant model training over heterogeneous GPUs", USENIX ATC 2022 (inter-TaskGraph load
 balance: the layers of a stage in proportion to the FLOP/s of its devices).
+
+Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs", USENIX ATC 2024 (orders of device types,
+layer and data load balancers; ``model/load_balancer.py`` of SamsungLabs/Metis at 4b24046: samples in proportion to
+speed, by largest remainders).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +22,12 @@ from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import build_mesh
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import PIPELINE
+from meshwise.strategies.plan.mesh import DATA, PIPELINE, Microbatch, normalise_microbatch
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
+
+MOST_KINDS = 4
+"""Kinds of devices of which all orders are tried, at most."""
 
 
 class PositionTimes(NamedTuple):
@@ -32,21 +41,79 @@ def find_position_times(problem: Problem, layout: Layout) -> PositionTimes:
     """Return how long the whole model takes on the devices of every pipeline position, whatever the stages."""
     cluster, mesh = problem.cluster, build_mesh(layout)
     devices = np.array(layout.placement or cluster.free_devices)
-    device_kinds, positions = cluster.device_kinds[devices], mesh.coordinates(PIPELINE)
-    size = layout.microbatch if isinstance(layout.microbatch, int) else max(layout.microbatch)
-    slowest_times = []
-    for position in range(layout.pipeline):
-        # one device of each kind is enough
-        _, first_devices = np.unique(device_kinds[positions == position], return_index=True)
-        accelerators = {cluster.accelerator_of(int(device)) for device in devices[positions == position][first_devices]}
-        slowest_times.append(
-            [
-                max(_find_blocks_time(accelerator, problem.graph, is_layer, size) for accelerator in accelerators)
-                for is_layer in (True, False)
-            ]
-        )
-    layers, ends = zip(*slowest_times, strict=True)
+    sizes = np.broadcast_to(np.array(layout.microbatch), layout.data)[mesh.coordinates(DATA)]
+    # one device of each kind with each size of microbatches is enough
+    rows = np.stack([mesh.coordinates(PIPELINE), cluster.device_kinds[devices], sizes])
+    _, first_ranks = np.unique(rows, axis=1, return_index=True)
+    loads: list[list[tuple[Accelerator, int]]] = [[] for _ in range(layout.pipeline)]
+    for rank in first_ranks.tolist():
+        loads[int(rows[0, rank])].append((cluster.accelerator_of(int(devices[rank])), int(sizes[rank])))
+    layers, ends = (
+        tuple(max(_find_blocks_time(kind, problem.graph, is_layer, size) for kind, size in row) for row in loads)
+        for is_layer in (True, False)
+    )
     return PositionTimes(layers, ends)
+
+
+def list_placements(problem: Problem, pipeline: int) -> list[tuple[int, ...]]:
+    """Return the placements that put devices of different kinds on the stages of a pipeline.
+
+    All free devices are used, those of a kind one after another. For every order of the kinds, the first stages have
+    the devices of the first kind, as in Metis; and, where the numbers of devices allow it, every stage has as many
+    devices of each kind as any other. On one stage the order does not matter. Of placements with equal kinds in equal
+    order one is kept; the empty one is that of ranks in order.
+    """
+    devices = np.array(problem.cluster.free_devices)
+    kinds = problem.cluster.device_kinds[devices]
+    groups = [devices[kinds == kind] for kind in dict.fromkeys(kinds.tolist())]
+    orders = permutations(groups) if pipeline > 1 and len(groups) <= MOST_KINDS else [groups]
+    placements = [np.concatenate(order) for order in orders]
+    if pipeline > 1 and all(len(group) % pipeline == 0 for group in groups):
+        placements.append(
+            np.concatenate(
+                [np.concatenate(row) for row in zip(*(np.split(group, pipeline) for group in groups), strict=True)]
+            )
+        )
+    firsts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for placement in placements:
+        firsts.setdefault(tuple(problem.cluster.device_kinds[placement].tolist()), tuple(placement.tolist()))
+    in_order = tuple(devices.tolist())
+    return [() if placement == in_order else placement for placement in firsts.values()]
+
+
+def balance_samples(problem: Problem, layout: Layout) -> Microbatch:
+    """Return the sequences of a microbatch by data rank, at least 1, for which the slowest rank is fastest.
+
+    All ranks together have as many as in ``layout``, and each sequence in turn goes to the rank that ends first with
+    it. A data rank takes for a sequence as long as the slowest device of each of its stages, one stage after another.
+    """
+    mesh = build_mesh(layout)
+    devices = np.array(layout.placement or problem.cluster.free_devices)
+    ranks = zip(mesh.coordinates(DATA).tolist(), mesh.coordinates(PIPELINE).tolist(), devices.tolist(), strict=True)
+    slowest_times = np.zeros((layout.data, layout.pipeline))
+    for data_rank, position, device in ranks:
+        accelerator = problem.cluster.accelerator_of(device)
+        seconds = sum(_find_blocks_time(accelerator, problem.graph, is_layer, 1) for is_layer in (True, False))
+        slowest_times[data_rank, position] = max(slowest_times[data_rank, position], seconds)
+    return normalise_microbatch(share_out(slowest_times.sum(axis=1).tolist(), layout.sequences))
+
+
+def share_out(unit_times: Sequence[float], total: int, loads: Sequence[float] | None = None) -> tuple[int, ...]:
+    """Return how many of ``total`` equal units each of some workers takes, at least 1, so that the last ends first.
+
+    ``loads`` are the times that workers are busy besides, by default none. The greedy choice is exact, for a unit more
+    never makes a worker faster.
+
+    >>> share_out([1.0, 3.0], 8)
+    (6, 2)
+    """
+    counts = [1] * len(unit_times)
+    busy_times = [time + load for time, load in zip(unit_times, loads or [0.0] * len(unit_times), strict=True)]
+    for _ in range(total - len(counts)):
+        first = min(range(len(counts)), key=lambda worker: (busy_times[worker] + unit_times[worker], worker))
+        counts[first] += 1
+        busy_times[first] += unit_times[first]
+    return tuple(counts)
 
 
 def divide_by_speed(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> tuple[int, ...]:
@@ -64,14 +131,29 @@ def divide_by_speed(problem: Problem, layout: Layout, positions: tuple[int, ...]
     """
     layers, position_times = num_layers(problem.graph), find_position_times(problem, layout)
     layer_times = [position_times.layers[position] / max(layers, 1) for position in positions]
-    counts = [1] * len(positions)
-    loads = list(layer_times)
-    loads[-1] += position_times.ends[positions[-1]]
-    for _ in range(layers - len(positions)):
-        earliest_stage = min(range(len(counts)), key=lambda stage: (loads[stage] + layer_times[stage], stage))
-        counts[earliest_stage] += 1
-        loads[earliest_stage] += layer_times[earliest_stage]
-    return tuple(counts)
+    end_times = [0.0] * (len(positions) - 1) + [position_times.ends[positions[-1]]]
+    return share_out(layer_times, layers, end_times)
+
+
+def estimate_step_time(problem: Problem, layout: Layout, positions: tuple[int, ...]) -> float:
+    """Return the seconds of a step by Metis' formula, without communication: the sum of stages, and the slowest again.
+
+    The slowest pipeline rank counts for every microbatch but one; ranks that cut operators share its work evenly.
+
+    Parameters
+    ----------
+    positions
+        The pipeline position of every stage; ``layout`` has the number of layers of every stage.
+    """
+    layers, position_times = num_layers(problem.graph), find_position_times(problem, layout)
+    counts = layout.stages if isinstance(layout.stages, tuple) else (layers,)
+    rank_times = [0.0] * layout.pipeline
+    for position, count in zip(positions, counts, strict=True):
+        rank_times[position] += position_times.layers[position] * count / max(layers, 1)
+    rank_times[positions[-1]] += position_times.ends[positions[-1]]
+    num_microbatches = problem.training.global_batch // layout.sequences
+    work = sum(rank_times) + (num_microbatches - 1) * max(rank_times)
+    return work * layout.data * layout.pipeline / layout.ranks
 
 
 @lru_cache(maxsize=4096)

@@ -40,7 +40,7 @@ SLACK = 1e-7
 """The part by which a bound is lowered, for what the solver may have rounded."""
 
 
-def _build_solver() -> highspy.Highs:
+def build_solver() -> highspy.Highs:
     """Return a solver that prints nothing and uses one thread."""
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
@@ -75,7 +75,7 @@ class DivisionProgram:
         self.scale = LARGEST_STEP / max(problem.compute_step_ticks(even_counts, no_recompute), 1.0)
         self.num_columns = problem.num_stages * (1 + problem.num_recompute_choices)
         self.bound = 0.0
-        self.solver = _build_solver()
+        self.solver = build_solver()
         self._add_columns()
         self._add_sums()
         self._add_memory()
@@ -252,7 +252,7 @@ def solve_inter_stage(stages: Sequence[Points], num_layers: int, num_microbatche
     slowest_column, extra_column = int(starts[-1]), int(starts[-1]) + 1
     times = [np.array([row[2] for row in stage_rows]) for stage_rows in rows]
     scale = 1.0 / max(float(stage_times.max()) for stage_times in times) if max(map(np.max, times)) > 0 else 1.0
-    solver = _build_solver()
+    solver = build_solver()
     solver.setOptionValue("mip_rel_gap", 0.0)
     # one binary column a point of a stage, then the slowest time and the extra time
     for time in np.concatenate(times):

@@ -12,6 +12,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if lost_outcome.stays or (abs(log(edge)) < EDGE_TOLERANCE):",
     ): "an edge is found to the same fraction either way, and bisection never ends just there",
     (
+        "strategies/search/speed_division.py",
+        "[np.concatenate(row) for row in zip(*(np.split(group, pipeline) for group in groups), strict=True)]",
+        "[np.concatenate(row) for row in zip(*(np.split(group, pipeline) for group in groups), strict=(False))]",
+    ): "every group is split into as many parts as there are stages",
+    (
         "strategies/bounds/step_time.py",
         'if plan.schedule == "naive" and sends is not None:  # one microbatch after another, there and back',
         "if (plan.schedule == 'naive'):  # one microbatch after another, there and back",

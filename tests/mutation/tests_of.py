@@ -33,6 +33,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "simulator/machine/cluster.py": ("tests/simulator/collectives/test_choose.py",),
     "simulator/engine/flows.py": ("tests/simulator/engine/test_flows.py",),
     "strategies/bounds/step_time.py": ("tests/strategies/bounds/test_step_time.py",),
+    "strategies/stages/joint_program.py": ("tests/strategies/stages/test_joint_program.py",),
+    "strategies/search/speed_division.py": (
+        "tests/strategies/search/test_speed_division.py",
+        "tests/strategies/search/test_choices.py",
+    ),
     "strategies/explanation/sensitivity.py": (
         "tests/strategies/explanation/test_sensitivity_edge.py",
         "tests/strategies/explanation/test_sensitivity.py",

@@ -69,6 +69,16 @@ def test_a_plan_that_is_none_of_the_scenario_is_refused(change: dict[str, int], 
         scenario.simulate(plan)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [("joint", "spread"), ("uniap", "seconds, gap"), ("exhaustive", "none")]
+)
+def test_an_unknown_option_is_told_the_options_there_are(algorithm: str, options: str) -> None:
+    scenario = load("local/dp2")
+    settings = replace(scenario.search_settings, algorithm=algorithm, options=(("name", "x"),))
+    with pytest.raises(ValueError, match=f"^name: {algorithm} has the options {options}$"):
+        settings.make_algorithm()
+
+
 def test_a_plan_of_the_scenario_with_another_decision_is_simulated() -> None:
     scenario = load("local/dp2")
     recomputed = replace(scenario.choose_plan(), recompute=Recompute.FULL)

@@ -43,6 +43,7 @@ STAGE_ALGORITHMS = Registry(
         "pipeline_dp": "meshwise.strategies.search.algorithms.stages.PipelineDP",
         "layer_dp": "meshwise.strategies.search.algorithms.stages.LayerDP",
         "inter_stage_milp": "meshwise.strategies.search.algorithms.stages.InterStageMILP",
+        "metis": "meshwise.strategies.search.algorithms.metis.Metis",
         "auto": "meshwise.strategies.search.algorithms.auto.Auto",
     }
 )
@@ -77,6 +78,7 @@ OPERATOR_ALGORITHMS = Registry(
         "dynamic_programming": "meshwise.strategies.search.algorithms.operators.DynamicProgramming",
         "recursive_programming": "meshwise.strategies.search.algorithms.operators.RecursiveProgramming",
         "sharding_propagation": "meshwise.strategies.search.algorithms.operators.ShardingPropagation",
+        "uniap": "meshwise.strategies.search.algorithms.uniap.UniAP",
         "joint": "meshwise.strategies.search.algorithms.joint.Joint",
     }
 )

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from meshwise.strategies.evaluation import CostModel
@@ -11,6 +12,7 @@ from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.operators import Frontier
 from meshwise.strategies.search.joint.courses import BestPlans, Course
 from meshwise.strategies.search.joint.joint_search import JointSearch
+from meshwise.strategies.search.joint.stages import assemble_exactly
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
@@ -43,7 +45,7 @@ class Joint:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield uniform plans, those of one stage, then uniform ones and meshes in turns; return the least bound."""
         best = BestPlans()
-        joint_search = JointSearch(problem, space, costs, self.spread, best)
+        joint_search = JointSearch(problem, space, costs, partial(assemble_exactly, spread=self.spread), best)
         uniform_course = Course(Auto().propose(problem, space, costs), best, lambda plan: True)
         operator_course, joint_course = (
             Course(proposals, best, joint_search.keeps_limits)

@@ -52,8 +52,8 @@ from meshwise.strategies.search.joint.courses import BestPlans
 from meshwise.strategies.search.joint.meshes import JointMesh, bound_mesh, list_joint_meshes
 from meshwise.strategies.search.joint.stages import (
     STAGE_GAP,
-    StageSolver,
-    assemble_stages,
+    Assembler,
+    AssemblyProblem,
     build_joint_plan,
     count_boundary_ticks,
     list_position_spans,
@@ -77,8 +77,8 @@ MOST_REFINED = 4
 class JointSearch:
     """The search of one problem: tables are shared between meshes, and the best time so far drops meshes."""
 
-    def __init__(self, problem: Problem, space: Space, costs: CostModel, spread: float, best: BestPlans) -> None:
-        self.problem, self.space, self.costs, self.spread, self.best = problem, space, costs, spread, best
+    def __init__(self, problem: Problem, space: Space, costs: CostModel, assemble: Assembler, best: BestPlans) -> None:
+        self.problem, self.space, self.costs, self.assemble, self.best = problem, space, costs, assemble, best
         self.stage_costs, self.pins = StageCosts(problem), resolve_pins(problem.graph, space.pin)
         self.tables = LatestResults[PassTable](MAX_TABLE_BYTES)
         self.least_time = least_step_time(problem)
@@ -112,18 +112,11 @@ class JointSearch:
         return self.space.accepts is None and self.space.stages is None
 
     def run(self) -> Generator[Plan | Proof, Evaluation, None]:
-        """Yield the best plan of every mesh that may be faster than the best so far, the most promising mesh first.
+        """Yield the plans of `run_meshes`, then the fastest plans of other searches with operators cut anew.
 
-        Then yield the fastest plans of other searches with operators cut anew, and changes of the best plan. After
-        every mesh the least bound so far is told.
+        Last come changes of the best plan.
         """
-        for mesh in self.meshes:
-            try:
-                yield from self._propose_mesh(mesh)
-            except EntangledGraphError:
-                self.bound = min(self.bound, self.least_time)
-            self.num_searched += 1
-            yield Proof(self.total_bound)
+        yield from self.run_meshes()
         if not self._is_open():
             return
         for plan in sorted(self.best.step_times, key=self.best.step_times.__getitem__)[:MOST_REFINED]:
@@ -133,6 +126,19 @@ class JointSearch:
             except EntangledGraphError:
                 continue
         yield from self._change_decisions()
+
+    def run_meshes(self) -> Generator[Plan | Proof, Evaluation, None]:
+        """Yield the best plan of every mesh that may be faster than the best so far, the most promising mesh first.
+
+        After every mesh the least bound so far is told.
+        """
+        for mesh in self.meshes:
+            try:
+                yield from self._propose_mesh(mesh)
+            except EntangledGraphError:
+                self.bound = min(self.bound, self.least_time)
+            self.num_searched += 1
+            yield Proof(self.total_bound)
 
     def _propose(self, plan: Plan) -> Generator[Plan, Evaluation, bool]:
         """Yield a plan unless it cannot be the best; return whether it is the best."""
@@ -179,12 +185,8 @@ class JointSearch:
         share, boundaries = 1.0 / base_plan.chunks, count_boundary_ticks(positions[0], self.stage_costs)
         for _ in range(RETRIES):
             self.costs.check_time()
-            solvers = {
-                operators: StageSolver(operators, int(operators.limit * share), self._list_recomputes())
-                for operators in positions
-            }
-            stage_solvers = [solvers[positions[position]] for position in base_plan.positions]
-            assembly = assemble_stages(stage_solvers, base_plan, boundaries, self.spread)
+            operators = tuple(positions[position] for position in base_plan.positions)
+            assembly = self.assemble(AssemblyProblem(base_plan, operators, boundaries, share, self._list_recomputes()))
             if assembly is None:
                 return True
             plan = with_tied_layouts(self.problem, build_joint_plan(positions[0], assembly))

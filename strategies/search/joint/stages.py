@@ -4,7 +4,7 @@ A span's time is that of the fastest shardings of its operators that fit in the 
 recomputation that they need. Stages are assembled exactly for the sum of their times and the slowest one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import NamedTuple
@@ -158,6 +158,51 @@ def count_boundary_ticks(operators: StageOperators, costs: StageCosts) -> Bounda
         first, second = sorted((numbers[first_name], numbers[second_name]))
         ties.append((first, second, 2.0 * count_ticks(size)))
     return BoundaryTicks(crossings, tuple(ties))
+
+
+class AssemblyProblem(NamedTuple):
+    """Stages to be chosen on one mesh.
+
+    Parameters
+    ----------
+    plan
+        The mesh and the schedule.
+    operators
+        The operators of every stage on its devices.
+    boundaries
+        Ticks that depend on where stages end.
+    share
+        Part of the memory for choices that may be used.
+    recompute_choices
+        What a stage may compute again, from the fastest to the leanest.
+    """
+
+    plan: Plan
+    operators: tuple[StageOperators, ...]
+    boundaries: BoundaryTicks
+    share: float
+    recompute_choices: tuple[Recompute, ...]
+
+    def list_limits(self) -> list[int]:
+        """Return the bytes for choices on a device of every stage."""
+        return [int(operators.limit * self.share) for operators in self.operators]
+
+
+Assembler = Callable[[AssemblyProblem], Assembly | None]
+"""Returns the stages that it chooses; ``None`` where nothing fits."""
+
+
+def assemble_exactly(problem: AssemblyProblem, spread: float) -> Assembly | None:
+    """Return the stages that are fastest together, each with the fastest shardings within its memory.
+
+    ``spread`` is that of `assemble_stages`.
+    """
+    solvers = {
+        operators: StageSolver(operators, limit, problem.recompute_choices)
+        for operators, limit in zip(problem.operators, problem.list_limits(), strict=True)
+    }
+    stage_solvers = [solvers[operators] for operators in problem.operators]
+    return assemble_stages(stage_solvers, problem.plan, problem.boundaries, spread)
 
 
 def assemble_stages(

@@ -1,11 +1,12 @@
 """The divisions of layers that dynamic programs find, and a way for every layer, against all there are."""
 
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwise.strategies.stages.block_division import divide_blocks
 from meshwise.strategies.stages.division import FloatArray
 from meshwise.strategies.stages.dynamic_programs import (
     GRID_BYTES,
@@ -90,3 +91,29 @@ def test_every_formula_is_least_among_all_divisions(table: tuple[FloatArray, int
             assert found.time == min(map(formula, rows))
             assert sum(found.counts) == layers
             assert found.time == formula(tuple(float(times[s, n]) for s, n in enumerate(found.counts)))
+
+
+@given(tables(), st.integers(1, 9))
+def test_on_equal_layers_the_programs_are_the_assembly_of_blocks(
+    table: tuple[FloatArray, int], microbatches: int
+) -> None:
+    """So that what holds of blocks that differ, as in published examples, holds of these programs too."""
+    times, layers = table
+    if not layers:
+        return
+    times[:, 0] = np.inf  # a stage of the assembly has a block at least
+    spans = np.full((len(times), layers + 1, layers + 1), np.inf)
+    for first, end in combinations(range(layers + 1), 2):
+        spans[:, first, end] = times[:, end - first]
+    cases = ((microbatches, minimize_sum_and_slowest(times, layers, microbatches)),)
+    cases += ((10**6, minimize_sum_and_slowest(times, layers, 10**6)),)
+    for count, partition in cases:
+        division = divide_blocks(spans, count)
+        assert (partition is None) == (division is None)
+        if partition is not None and division is not None:
+            assert division.time == partition.time
+    bottleneck = minimize_bottleneck(times, layers)
+    if bottleneck is not None:
+        assert cases[1][1] is not None
+        counts = cases[1][1].counts
+        assert max(float(times[stage, n]) for stage, n in enumerate(counts)) == bottleneck.time

@@ -1,6 +1,7 @@
 """The joint search of stages and operators: its costs and bounds against simulations, its plans against enumeration."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf
 from random import Random
@@ -31,6 +32,7 @@ from meshwise.strategies.search.algorithms.operators import Frontier
 from meshwise.strategies.search.joint.courses import BestPlans
 from meshwise.strategies.search.joint.joint_search import JointSearch
 from meshwise.strategies.search.joint.meshes import JointMesh, bound_mesh, list_joint_meshes
+from meshwise.strategies.search.joint.stages import assemble_exactly
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
@@ -215,7 +217,8 @@ def two_products(random: Random) -> Problem:
 
 def enumerate_steps(of: Problem) -> list[float]:
     """Return the steps of all plans: every mesh, every sharding of every operator, every ZeRO stage, 1F1B."""
-    search_of, costs = JointSearch(of, Space(), SimulatedCost(of), 9.0, BestPlans()), SimulatedCost(of)  # type: ignore[arg-type]
+    costs = SimulatedCost(of)
+    search_of = JointSearch(of, Space(), costs, partial(assemble_exactly, spread=9.0), BestPlans())  # type: ignore[arg-type]
     steps = []
     for mesh in list_joint_meshes(of, Space()):
         base = search_of.build_base_plan(mesh)
@@ -310,7 +313,8 @@ def test_contexts_are_not_cut_apart() -> None:
 def test_few_microbatches_run_on_the_schedules_that_take_them() -> None:
     # 1F1B of a long pipeline may need more microbatches than there are
     of = problem(devices=4, layers=4, batch=2)
-    joint_search = JointSearch(of, Space(), SimulatedCost(of), 9.0, BestPlans())  # type: ignore[arg-type]
+    assemble = partial(assemble_exactly, spread=9.0)
+    joint_search = JointSearch(of, Space(), SimulatedCost(of), assemble, BestPlans())  # type: ignore[arg-type]
     for mesh in joint_search.meshes:
         plan = joint_search.build_base_plan(mesh)
         fault = find_rule(plan.schedule).find_violation(mesh.pipeline, mesh.num_microbatches, 1)
