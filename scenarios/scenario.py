@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
     from meshwise.executor.options import RunOptions
+    from meshwise.scenarios.choices.loaded_choice import LoadedChoice
     from meshwise.scenarios.choices.setup_choice import Choice
     from meshwise.scenarios.files.errors import Fault
     from meshwise.scenarios.interchange.targets import Acceptance
     from meshwise.scenarios.long_run import RunSettings
     from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
+    from meshwise.strategies.evaluation import Trial
+    from meshwise.strategies.loads.loaded_step import LoadedCosts
+    from meshwise.strategies.loads.loads import Loads
     from meshwise.strategies.operators.choices import Pin
     from meshwise.strategies.search.driver import Progress, SearchResult, SearchResults
 
@@ -164,6 +168,8 @@ class Scenario:
         where none was asked for.
     kernels, loss
         Words for how kernels and the loss run, where the scenario says so; None where its framework decides.
+    loads
+        What varies from step to step; None where nothing does.
     """
 
     name: str
@@ -180,6 +186,7 @@ class Scenario:
     asked_target: str | None = None
     kernels: str | None = None
     loss: str | None = None
+    loads: "Loads | None" = None
 
     @property
     def target(self) -> str | None:
@@ -290,7 +297,23 @@ class Scenario:
         from meshwise.scenarios.simulation import simulate_plan
 
         result = simulate_plan(self.problem, self.choose_plan(plan), engine, self.assumptions)
+        if self.loads is not None and result.fits:
+            result = replace(result, loads=self.make_loaded_costs().weigh(result.plan))
         return result if self.run is None else self.run.extend_simulation(result, self.problem.cluster)
+
+    def make_loaded_costs(self) -> "LoadedCosts":
+        """Return the cost model of plans under the scenario's loads, all of them under the same draws.
+
+        Raises
+        ------
+        ValueError
+            Where nothing varies.
+        """
+        from meshwise.strategies.loads.loaded_step import LoadedCosts
+
+        if self.loads is None:
+            raise ValueError(f"{self.file}: loads: draws need a load that varies, met none")
+        return LoadedCosts(self.problem, self.spec, self.loads)
 
     def search(self, algorithm: str | None = None, **options: Any) -> "SearchResult | Choice":
         """Return the best plan that a search finds; or the best machine, batch and plan of a whole run.
@@ -384,6 +407,28 @@ class Scenario:
                 progress=progress,
             )
         return judge_result(cost_model, result)
+
+    def choose_loaded(self, best: "Trial", seconds: float | None = None) -> "LoadedChoice":
+        """Return the best plan at a quantile of the steps that the scenario's loads make differ.
+
+        Parameters
+        ----------
+        best
+            The best plan of a search for full sequences, ``search().best``: it and fast plans of the space are
+            compared.
+        seconds
+            Time limit.
+
+        Raises
+        ------
+        ValueError
+            Where nothing varies.
+        """
+        from meshwise.scenarios.choices.loaded_choice import choose_loaded
+        from meshwise.simulator.deadline import unlimited_seconds
+
+        end = perf_counter() + (seconds or 0.0)
+        return choose_loaded(self, best, unlimited_seconds if seconds is None else lambda: end - perf_counter())
 
     def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:
         """Return the time limit of a search in seconds: the argument, else the setting or default; None for none."""

@@ -1,0 +1,316 @@
+"""The step time of a plan under loads that vary: one simulation for every draw that differs from others.
+
+The step of a draw waits for the slowest data rank. What that costs is told at the median draw: its step time less the
+mean of those in which every data rank had the work of one of them. What popular experts and slow devices cost is its
+step time less that with even experts, or without slow devices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.engine import step_time
+from meshwise.simulator.memo import memoise
+from meshwise.simulator.models.model import Model
+from meshwise.simulator.program import IntArray, Program
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.loads.assignment import assign_sequences, list_cell_starts
+from meshwise.strategies.loads.lengths import FloatArray, count_pairs
+from meshwise.strategies.loads.levels import (
+    Level,
+    build_level_problem,
+    choose_grid,
+    find_attention_share,
+    find_nearest,
+    has_lengths,
+)
+from meshwise.strategies.loads.loads import Draw, Loads, draw_steps
+from meshwise.strategies.loads.mixture import list_class_ranks, mix_programs, place_levels
+from meshwise.strategies.lowering.lower import lower
+from meshwise.strategies.lowering.stage_costs import StageCosts
+from meshwise.strategies.plan.mesh import CONTEXT, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem
+
+MOST_EVENTS = 20_000
+"""Tasks of a step up to which draws are simulated by discrete events; longer steps are longest paths, in which links
+are not shared."""
+
+LENGTHS, EXPERTS, DEVICES = "other ranks' longer sequences", "experts with more tokens", "slow devices"
+"""What a step waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStep:
+    """Step times of a plan under drawn loads, in seconds and bytes.
+
+    Parameters
+    ----------
+    quantile
+        The quantile asked for.
+    step_times
+        The step time of every draw, in the order of the draws.
+    num_simulated
+        Draws that differ from one another.
+    waiting
+        Seconds of the median draw by what they are waited for.
+    padding
+        The share of the tokens of all sequences that belong to no sample; None where sequences are full.
+    tokens_per_second
+        Tokens of samples in all draws over the seconds of all.
+    peak_memory
+        Of the fullest device, were all microbatches as large as the largest of all draws.
+    engine
+        What simulated the draws.
+    """
+
+    quantile: float
+    step_times: tuple[float, ...]
+    num_simulated: int
+    waiting: tuple[tuple[str, float], ...]
+    padding: float | None
+    tokens_per_second: float
+    peak_memory: float
+    engine: str
+
+    __repr__ = brief_repr("mean", "median", "high", "waiting", "padding", "peak_memory")
+
+    @property
+    def mean(self) -> float:
+        """The mean step time."""
+        return float(np.mean(self.step_times))
+
+    @property
+    def median(self) -> float:
+        """The median step time, that of one of the draws."""
+        return self.find_quantile(0.5)
+
+    @property
+    def high(self) -> float:
+        """The step time at the quantile asked for."""
+        return self.find_quantile(self.quantile)
+
+    def find_quantile(self, share: float) -> float:
+        """Return the step time of the draw below which a share of the draws lies, or is that itself.
+
+        >>> LoadedStep(0.95, (3.0, 1.0, 2.0, 4.0), 4, (), None, 1.0, 0.0, "").find_quantile(0.5)
+        2.0
+        """
+        return float(np.quantile(self.step_times, share, method="inverted_cdf"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the step times as JSON-ready data."""
+        summary = {"mean": self.mean, "median": self.median, "high": self.high}
+        return summary | asdict(self) | {"waiting": dict(self.waiting)}
+
+
+class _Step(NamedTuple):
+    """What tells the step time of a plan: levels by [data rank, microbatch], load of experts, and slow devices."""
+
+    levels: tuple[tuple[int, ...], ...]
+    imbalance: float | None
+    slowdowns: tuple[tuple[int, float], ...]
+
+
+class LoadedCosts:
+    """The cost model of one problem under loads that vary; all plans have the same draws.
+
+    Parameters
+    ----------
+    spec
+        The model that the problem's graph is built from.
+
+    Raises
+    ------
+    ValueError
+        Where lengths vary and samples of the model are no sequences of any length.
+    """
+
+    def __init__(self, problem: Problem, spec: Model, loads: Loads) -> None:
+        if loads.lengths is not None and not has_lengths(spec):
+            raise ValueError(f"lengths need a model of sequences of any length, met {spec.name}")
+        self.problem, self.spec, self.loads = problem, spec, loads
+        training, window = problem.training, getattr(spec, "window", None)
+        self.draws = draw_steps(loads, training.global_batch, training.sequence, problem.cluster.num_devices, window)
+        self._full_pairs = float(count_pairs(np.array([training.sequence]), window)[0])
+        self._attention_share = find_attention_share(problem.graph)
+        sequence_draws = [self._measure_sequences(draw) for draw in self.draws if draw.sequences is not None]
+        self.grid = choose_grid(np.concatenate(sequence_draws)) if sequence_draws else np.array([training.sequence])
+        imbalances = [draw.imbalance for draw in self.draws if draw.imbalance is not None]
+        self._imbalances = choose_grid(np.array(imbalances)) if imbalances else None
+
+    def _measure_sequences(self, draw: Draw) -> FloatArray:
+        """Return what makes the sequences of a draw differ: their tokens, or the density of packed ones."""
+        sequence, sequences = self.problem.training.sequence, draw.sequences
+        assert sequences is not None
+        if self.loads.packing == "pack":
+            # a token of padding attends to itself
+            return (sequences.pairs + (sequence - sequences.tokens)) / self._full_pairs
+        if self.loads.packing == "fixed":
+            return np.full(len(sequences.tokens), float(sequence))
+        return sequences.tokens.astype(np.float64)
+
+    def _find_works(self, values: FloatArray) -> FloatArray:
+        """Return the FLOP of sequences over those of a full one, by what makes them differ."""
+        if self.loads.packing == "pack":
+            return 1 + self._attention_share * (values - 1)
+        tokens = values / self.problem.training.sequence
+        return (1 - self._attention_share) * tokens + self._attention_share * tokens**2
+
+    @memoise
+    def _list_costs(self, level: Level, slowdowns: tuple[tuple[int, float], ...]) -> StageCosts:
+        """Return the costs of the stages of all plans at a level, on a machine with some devices slowed."""
+        problem = self.problem
+        if slowdowns:
+            speeds = dict(problem.cluster.speeds)
+            speeds |= {device: speeds.get(device, 1.0) / factor for device, factor in slowdowns}
+            problem = replace(problem, cluster=replace(problem.cluster, speeds=tuple(speeds.items())))
+        return StageCosts(build_level_problem(problem, self.spec, level))
+
+    def can_weigh(self, plan: Plan) -> bool:
+        """Return whether each step of a plan ends by itself, or lengths do not vary."""
+        return self.loads.lengths is None or not plan.asynchronous
+
+    def weigh(self, plan: Plan, num_draws: int | None = None) -> LoadedStep:
+        """Return the step times of a plan under the drawn loads, or under the first ``num_draws`` of them.
+
+        Raises
+        ------
+        ValueError
+            Where lengths vary and the plan's schedule has no flush.
+        """
+        if not self.can_weigh(plan):
+            raise ValueError(f"lengths that vary need a schedule with a flush, met {plan.schedule}")
+        return _PlanSteps(self, plan, self.draws[:num_draws]).weigh()
+
+    def list_levels(self, plan: Plan) -> tuple[Level, ...]:
+        """Return the levels of a plan, rising: lengths are padded to what ranks that share sequences divide."""
+        sequence = self.problem.training.sequence
+        if self.loads.packing == "pack" and self.loads.lengths is not None:
+            return tuple(Level(sequence, density) for density in self.grid.tolist())
+        unit = plan.mesh.size(CONTEXT) * plan.mesh.size(TENSOR) * plan.mesh.size(TENSOR_ROWS)
+        lengths = (min(-(-round(length) // unit) * unit, sequence) for length in self.grid.tolist())
+        return tuple(map(Level, lengths))
+
+    def build_step(self, plan: Plan, draw: Draw) -> _Step:
+        """Return what tells the step time of a plan for a draw."""
+        sizes = self.list_sizes(plan)
+        cells = np.zeros((plan.num_microbatches, len(sizes)), dtype=np.int64)
+        if draw.sequences is not None:
+            cells = find_nearest(self.grid, self._measure_cells(plan, draw)).reshape(cells.shape)
+        imbalance = None
+        if draw.imbalance is not None and self._imbalances is not None:
+            imbalance = float(self._imbalances[find_nearest(self._imbalances, np.array([draw.imbalance]))[0]])
+        return _Step(tuple(map(tuple, cells.T.tolist())), imbalance, draw.slowdowns)
+
+    def _measure_cells(self, plan: Plan, draw: Draw) -> FloatArray:
+        """Return the load of every microbatch of every data rank: the longest length, or the mean density."""
+        values, sizes, is_padded = self._measure_sequences(draw), self.list_sizes(plan), self.loads.packing != "pack"
+        works = self._find_works(values)
+        order = assign_sequences(works, sizes, plan.num_microbatches, self.loads.order, is_padded=is_padded)
+        starts = list_cell_starts(sizes, plan.num_microbatches)
+        if is_padded:
+            longest: FloatArray = np.maximum.reduceat(values[order], starts)
+            return longest
+        mean: FloatArray = np.add.reduceat(values[order], starts) / np.tile(sizes, plan.num_microbatches)
+        return mean
+
+    def list_sizes(self, plan: Plan) -> list[int]:
+        """Return the sequences of a microbatch of each data rank."""
+        if not isinstance(plan.microbatch, int):
+            return list(plan.microbatch)
+        num_ranks = self.problem.training.global_batch // (plan.microbatch * plan.num_microbatches)
+        return [plan.microbatch] * num_ranks
+
+    def count_padding(self, plan: Plan) -> tuple[float | None, float]:
+        """Return the share of computed tokens that belong to no sample, and the mean tokens of samples of a step.
+
+        Lengths count as they are drawn, not as the nearest level.
+        """
+        training = self.problem.training
+        draws = [draw for draw in self.draws if draw.sequences is not None]
+        if not draws:
+            return None, float(training.global_batch * training.sequence)
+        own_tokens = sum(float(draw.sequences.tokens.sum()) for draw in draws if draw.sequences is not None)
+        computed_tokens = float(len(draws) * training.global_batch * training.sequence)
+        if self.loads.packing == "none":
+            counts = np.tile(self.list_sizes(plan), plan.num_microbatches)
+            computed_tokens = sum(float(self._measure_cells(plan, draw) @ counts) for draw in draws)
+        return 1 - own_tokens / computed_tokens, own_tokens / len(draws)
+
+
+class _PlanSteps:
+    """The steps of one plan under drawn loads, each simulated once."""
+
+    def __init__(self, costs: LoadedCosts, plan: Plan, draws: Sequence[Draw]) -> None:
+        self.costs, self.plan, self.levels = costs, plan, costs.list_levels(plan)
+        self.steps = [costs.build_step(plan, draw) for draw in draws]
+
+    def weigh(self) -> LoadedStep:
+        """Return the step times of all draws, and what the median one waits for."""
+        times = tuple(map(self.time_step, self.steps))
+        padding, num_tokens = self.costs.count_padding(self.plan)
+        median_place = int(np.argsort(times, kind="stable")[(len(times) - 1) // 2])
+        return LoadedStep(
+            quantile=self.costs.loads.quantile,
+            step_times=times,
+            num_simulated=len(set(self.steps)),
+            waiting=self._list_waiting(self.steps[median_place], times[median_place]),
+            padding=padding,
+            tokens_per_second=num_tokens * len(times) / sum(times),
+            peak_memory=self._find_peak_memory(),
+            engine=self.engine,
+        )
+
+    @property
+    def engine(self) -> str:
+        """What simulates the draws, the same for all."""
+        first = self.steps[0]
+        is_apart = any(len(set(step.levels)) > 1 for step in self.steps)
+        num_tasks = self.lower_level(0, first.imbalance, first.slowdowns, is_apart).num_tasks
+        return "discrete_event" if num_tasks <= MOST_EVENTS else "longest_path"
+
+    def _find_peak_memory(self) -> float:
+        largest = max(max(row) for step in self.steps for row in step.levels)
+        problem = build_level_problem(self.costs.problem, self.costs.spec, self.levels[largest])
+        return SimulatedCost(problem).peak_memory(self.plan)
+
+    def _list_waiting(self, step: _Step, time: float) -> tuple[tuple[str, float], ...]:
+        waiting = []
+        rows = step.levels
+        if len(set(rows)) > 1 and isinstance(self.plan.microbatch, int):
+            alone_times = [self.time_step(step._replace(levels=(row,) * len(rows))) for row in rows]
+            waiting.append((LENGTHS, time - float(np.mean(alone_times))))
+        if step.imbalance is not None:
+            waiting.append((EXPERTS, time - self.time_step(step._replace(imbalance=1.0))))
+        if step.slowdowns:
+            waiting.append((DEVICES, time - self.time_step(step._replace(slowdowns=()))))
+        return tuple(waiting)
+
+    @memoise
+    def time_step(self, step: _Step) -> float:
+        """Return the step time in seconds of one draw."""
+        rows = np.array(step.levels, dtype=np.int64)
+        used_levels, places = np.unique(rows, return_inverse=True)
+        is_apart = len(set(step.levels)) > 1
+        programs = [self.lower_level(level, step.imbalance, step.slowdowns, is_apart) for level in used_levels.tolist()]
+        if len(programs) == 1:
+            return step_time(programs[0], self.engine)
+        return step_time(self._mix(programs, places.reshape(rows.shape), is_apart), self.engine)
+
+    def _mix(self, programs: Sequence[Program], places: IntArray, is_apart: bool) -> Program:
+        program = programs[-1]
+        num_classes = len(program.rank_classes)
+        class_ranks = list_class_ranks(program, self.plan.mesh) if is_apart else np.zeros(num_classes, dtype=np.int64)
+        return mix_programs(programs, place_levels(program, class_ranks, places))
+
+    @memoise
+    def lower_level(
+        self, level: int, imbalance: float | None, slowdowns: tuple[tuple[int, float], ...], is_apart: bool
+    ) -> Program:
+        """Return the program of the plan's step at one level."""
+        costs = self.costs._list_costs(self.levels[level]._replace(imbalance=imbalance), slowdowns)
+        return lower(costs.problem, self.plan, costs=costs, apart=is_apart)
