@@ -16,8 +16,10 @@ def list_loads_rows(loads: Data) -> Iterator[tuple[str, str]]:
     yield "loads vary", f"{format_count(num_draws, 'step')} drawn, {num_different} different, simulated by {engine}"
     median, mean, high = (format_time(loads[name]) for name in ("median", "mean", "high"))
     yield "their step time", f"median {median}, mean {mean}; {format_percent(loads['quantile'])} of steps within {high}"
-    for cause, seconds in loads["waiting"].items():
-        yield "waiting", f"of {median} at the median, {format_time(seconds)} for {cause}"
+    for name, step, place in (("waiting", median, "the median"), ("high_waiting", high, "the quantile")):
+        if loads[name]:
+            parts = [f"{format_time(seconds)} for {cause}" for cause, seconds in loads[name].items()]
+            yield f"waiting at {place}", f"of {step}, {' and '.join(parts)}"
     if loads["padding"] is not None:
         tokens = format_number(loads["tokens_per_second"])
         yield "samples", f"{tokens} tokens a second; {format_percent(loads['padding'])} of what is computed is padding"

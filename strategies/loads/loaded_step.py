@@ -1,21 +1,21 @@
 """The step time of a plan under loads that vary: one simulation for every draw that differs from others.
 
-The step of a draw waits for the slowest data rank. What that costs is told at the median draw: its step time less the
-mean of those in which every data rank had the work of one of them. What popular experts and slow devices cost is its
-step time less that with even experts, or without slow devices.
+The step of a draw waits for the slowest data rank. What that costs is told at the median draw and at the quantile: its
+step time less the mean of those in which every data rank had the work of one of them. What popular experts and slow
+devices cost is its step time less that with even experts, or without slow devices.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwise.simulator.brief import brief_repr
-from meshwise.simulator.engine import step_time
 from meshwise.simulator.memo import memoise
 from meshwise.simulator.models.model import Model
-from meshwise.simulator.program import IntArray, Program
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.loads.assignment import assign_sequences, list_cell_starts
 from meshwise.strategies.loads.lengths import FloatArray, count_pairs
@@ -28,7 +28,7 @@ from meshwise.strategies.loads.levels import (
     has_lengths,
 )
 from meshwise.strategies.loads.loads import Draw, Loads, draw_steps
-from meshwise.strategies.loads.mixture import list_class_ranks, mix_programs, place_levels
+from meshwise.strategies.loads.mixture import Mixture
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.mesh import CONTEXT, TENSOR, TENSOR_ROWS
@@ -55,8 +55,8 @@ class LoadedStep:
         The step time of every draw, in the order of the draws.
     num_simulated
         Draws that differ from one another.
-    waiting
-        Seconds of the median draw by what they are waited for.
+    waiting, high_waiting
+        Seconds of the median draw, and of the draw at the quantile, by what they are waited for.
     padding
         The share of the tokens of all sequences that belong to no sample; None where sequences are full.
     tokens_per_second
@@ -71,6 +71,7 @@ class LoadedStep:
     step_times: tuple[float, ...]
     num_simulated: int
     waiting: tuple[tuple[str, float], ...]
+    high_waiting: tuple[tuple[str, float], ...]
     padding: float | None
     tokens_per_second: float
     peak_memory: float
@@ -96,7 +97,7 @@ class LoadedStep:
     def find_quantile(self, share: float) -> float:
         """Return the step time of the draw below which a share of the draws lies, or is that itself.
 
-        >>> LoadedStep(0.95, (3.0, 1.0, 2.0, 4.0), 4, (), None, 1.0, 0.0, "").find_quantile(0.5)
+        >>> LoadedStep(0.95, (3.0, 1.0, 2.0, 4.0), 4, (), (), None, 1.0, 0.0, "").find_quantile(0.5)
         2.0
         """
         return float(np.quantile(self.step_times, share, method="inverted_cdf"))
@@ -104,7 +105,7 @@ class LoadedStep:
     def to_json(self) -> dict[str, Any]:
         """Return the step times as JSON-ready data."""
         summary = {"mean": self.mean, "median": self.median, "high": self.high}
-        return summary | asdict(self) | {"waiting": dict(self.waiting)}
+        return summary | asdict(self) | {"waiting": dict(self.waiting), "high_waiting": dict(self.high_waiting)}
 
 
 class _Step(NamedTuple):
@@ -161,7 +162,7 @@ class LoadedCosts:
         return (1 - self._attention_share) * tokens + self._attention_share * tokens**2
 
     @memoise
-    def _list_costs(self, level: Level, slowdowns: tuple[tuple[int, float], ...]) -> StageCosts:
+    def list_level_costs(self, level: Level, slowdowns: tuple[tuple[int, float], ...]) -> StageCosts:
         """Return the costs of the stages of all plans at a level, on a machine with some devices slowed."""
         problem = self.problem
         if slowdowns:
@@ -253,36 +254,37 @@ class _PlanSteps:
         """Return the step times of all draws, and what the median one waits for."""
         times = tuple(map(self.time_step, self.steps))
         padding, num_tokens = self.costs.count_padding(self.plan)
-        median_place = int(np.argsort(times, kind="stable")[(len(times) - 1) // 2])
+        order, num_faster = np.argsort(times, kind="stable"), [0.5, self.costs.loads.quantile]
+        median_place, high_place = (int(order[ceil(share * len(times)) - 1]) for share in num_faster)
         return LoadedStep(
             quantile=self.costs.loads.quantile,
             step_times=times,
             num_simulated=len(set(self.steps)),
-            waiting=self._list_waiting(self.steps[median_place], times[median_place]),
+            waiting=self._list_waiting(median_place),
+            high_waiting=self._list_waiting(high_place),
             padding=padding,
             tokens_per_second=num_tokens * len(times) / sum(times),
             peak_memory=self._find_peak_memory(),
             engine=self.engine,
         )
 
-    @property
+    @cached_property
     def engine(self) -> str:
         """What simulates the draws, the same for all."""
-        first = self.steps[0]
-        is_apart = any(len(set(step.levels)) > 1 for step in self.steps)
-        num_tasks = self.lower_level(0, first.imbalance, first.slowdowns, is_apart).num_tasks
-        return "discrete_event" if num_tasks <= MOST_EVENTS else "longest_path"
+        first = next((step for step in self.steps if len(set(step.levels)) > 1), self.steps[0])
+        mixture = self._build_mixture(first.imbalance, first.slowdowns, len(set(first.levels)) > 1)
+        return "discrete_event" if mixture.programs[-1].num_tasks <= MOST_EVENTS else "longest_path"
 
     def _find_peak_memory(self) -> float:
-        largest = max(max(row) for step in self.steps for row in step.levels)
-        problem = build_level_problem(self.costs.problem, self.costs.spec, self.levels[largest])
+        problem = build_level_problem(self.costs.problem, self.costs.spec, self.levels[self.used_levels[-1]])
         return SimulatedCost(problem).peak_memory(self.plan)
 
-    def _list_waiting(self, step: _Step, time: float) -> tuple[tuple[str, float], ...]:
-        waiting = []
-        rows = step.levels
-        if len(set(rows)) > 1 and isinstance(self.plan.microbatch, int):
-            alone_times = [self.time_step(step._replace(levels=(row,) * len(rows))) for row in rows]
+    def _list_waiting(self, place: int) -> tuple[tuple[str, float], ...]:
+        """Return what the step of a draw waits for, with the seconds."""
+        step, time, waiting = self.steps[place], self.time_step(self.steps[place]), []
+        if len(set(step.levels)) > 1 and isinstance(self.plan.microbatch, int):
+            num_ranks = len(step.levels)
+            alone_times = [self.time_step(step._replace(levels=(row,) * num_ranks)) for row in step.levels]
             waiting.append((LENGTHS, time - float(np.mean(alone_times))))
         if step.imbalance is not None:
             waiting.append((EXPERTS, time - self.time_step(step._replace(imbalance=1.0))))
@@ -293,24 +295,21 @@ class _PlanSteps:
     @memoise
     def time_step(self, step: _Step) -> float:
         """Return the step time in seconds of one draw."""
-        rows = np.array(step.levels, dtype=np.int64)
-        used_levels, places = np.unique(rows, return_inverse=True)
         is_apart = len(set(step.levels)) > 1
-        programs = [self.lower_level(level, step.imbalance, step.slowdowns, is_apart) for level in used_levels.tolist()]
-        if len(programs) == 1:
-            return step_time(programs[0], self.engine)
-        return step_time(self._mix(programs, places.reshape(rows.shape), is_apart), self.engine)
+        mixture = self._build_mixture(step.imbalance, step.slowdowns, is_apart)
+        return mixture.time_step(np.searchsorted(self.used_levels, np.array(step.levels)), self.engine)
 
-    def _mix(self, programs: Sequence[Program], places: IntArray, is_apart: bool) -> Program:
-        program = programs[-1]
-        num_classes = len(program.rank_classes)
-        class_ranks = list_class_ranks(program, self.plan.mesh) if is_apart else np.zeros(num_classes, dtype=np.int64)
-        return mix_programs(programs, place_levels(program, class_ranks, places))
+    @cached_property
+    def used_levels(self) -> list[int]:
+        """The levels of all draws, rising."""
+        return sorted({level for step in self.steps for row in step.levels for level in row})
 
     @memoise
-    def lower_level(
-        self, level: int, imbalance: float | None, slowdowns: tuple[tuple[int, float], ...], is_apart: bool
-    ) -> Program:
-        """Return the program of the plan's step at one level."""
-        costs = self.costs._list_costs(self.levels[level]._replace(imbalance=imbalance), slowdowns)
-        return lower(costs.problem, self.plan, costs=costs, apart=is_apart)
+    def _build_mixture(
+        self, imbalance: float | None, slowdowns: tuple[tuple[int, float], ...], is_apart: bool
+    ) -> Mixture:
+        programs = []
+        for level in self.used_levels:
+            costs = self.costs.list_level_costs(self.levels[level]._replace(imbalance=imbalance), slowdowns)
+            programs.append(lower(costs.problem, self.plan, costs=costs, apart=is_apart))
+        return Mixture(programs, self.plan.mesh if is_apart else None)
