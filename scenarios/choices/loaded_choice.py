@@ -1,12 +1,13 @@
 """The plan with the shortest step at a quantile of the steps that loads make differ, of plans near the fastest.
 
-An ordinary search ranks plans of full sequences. The fastest of them, a few of each mesh and microbatch, are compared
-under a few of the draws, the best of these under all. A plan that pads more, or waits more for other ranks, loses.
+An ordinary search ranks plans of full sequences. The fastest of them and of sequences with the mean load, one of each
+mesh and microbatch and then more of the best kinds, are compared under a few of the draws, and the best of these under
+all. A plan that pads more, or waits more for other ranks, loses.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -15,18 +16,20 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
-from meshwise.strategies.explanation.ranking import fits, ranking
-from meshwise.strategies.loads.loaded_step import LoadedStep
+from meshwise.strategies.explanation.ranking import Candidate, Ranking, fits, ranking
+from meshwise.strategies.loads.loaded_step import LoadedCosts, LoadedStep
 from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.plan.completion import recover_layout
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.search.proposals import OutOfTime
 
-MOST_SCREENED = 16
-"""Most plans that are compared under a few draws."""
-MOST_ALIKE = 2
-"""Most of them with the same mesh and microbatch."""
-MOST_SLOWER = 1.5
-"""The step time of full sequences up to which plans are compared, over that of the fastest."""
+MOST_KINDS = 16
+"""Most kinds of plans that are compared under a few draws."""
+BEST_KINDS, MOST_ALIKE = 3, 2
+"""Best kinds of which more plans are compared, and how many more of each."""
+MOST_SLOWER = 2.0
+"""The step time up to which plans are compared, over that of the fastest."""
 MOST_WEIGHED = 4
 """Most plans that are compared under all draws."""
 FEW_DRAWS = 8
@@ -106,44 +109,96 @@ def choose_loaded(scenario: Scenario, best: Trial, time_left: TimeLeft = unlimit
     """
     costs, loads = scenario.make_loaded_costs(), scenario.loads
     assert loads is not None  # else there are no costs
-    screened, weighed, is_finished = list[tuple[float, int, Trial]](), list[LoadedPlan](), True
-    seconds = time_left()
+    seconds, weighed = time_left(), list[LoadedPlan]()
     reserve = 0.0 if seconds == inf else WEIGHING_SHARE * seconds
+    screening = _Screening(costs)
     try:
-        for trial in _list_candidates(scenario, best, lambda: time_left() - reserve):
-            if costs.can_weigh(trial.plan):
-                screened.append((costs.weigh(trial.plan, FEW_DRAWS).high, len(screened), trial))
+        if costs.can_weigh(best.plan):
+            screening.weigh(best)
+        screening.compare_kinds(_rank_plans(scenario, costs, best, lambda: time_left() - reserve))
+        is_finished = True
     except OutOfTime:
         is_finished = False
-    for _, _, trial in sorted(screened, key=lambda row: row[:2])[:MOST_WEIGHED]:
+    for trial in screening.list_best(MOST_WEIGHED):
         if weighed and time_left() <= 0:
             is_finished = False
             break
         weighed.append(LoadedPlan(trial, costs.weigh(trial.plan)))
     ranked = sorted(weighed, key=lambda plan: plan.loads.high)
-    return LoadedChoice(loads.quantile, loads.draws, tuple(ranked), len(screened), is_finished)
+    return LoadedChoice(loads.quantile, loads.draws, tuple(ranked), len(screening.rows), is_finished)
 
 
-def _list_candidates(scenario: Scenario, best: Trial, time_left: TimeLeft) -> Iterator[Trial]:
-    """Yield the best plan of a search, and other fast plans of its space, at most `MOST_ALIKE` of a kind.
+def _rank_plans(scenario: Scenario, costs: LoadedCosts, best: Trial, time_left: TimeLeft) -> list[Ranking]:
+    """Return plans near the best one, ranked by the step of full sequences, and by that of typical ones if it differs.
 
     Raises
     ------
     OutOfTime
         Where no time is left.
     """
-    yield best
-    layouts = () if cuts_operators(scenario.problem, best.plan) else (recover_layout(scenario.problem, best.plan),)
+    problem, typical_problem = scenario.problem, costs.build_typical_problem()
+    layouts = () if cuts_operators(problem, best.plan) else (recover_layout(problem, best.plan),)
     space = scenario.with_starts(scenario.make_space())
-    plan_ranking = ranking(SimulatedCost(scenario.problem), space, layouts, seconds=time_left)
-    limit, counts, num_listed = MOST_SLOWER * best.evaluation.step_time, Counter[Hashable](), 1
-    counts[best.plan.mesh, best.plan.microbatch] = 1
-    for trial in plan_ranking.list_ascending(fits, limit):
-        kind = trial.plan.mesh, trial.plan.microbatch
-        if trial.plan == best.plan or counts[kind] >= MOST_ALIKE:
-            continue
-        counts[kind] += 1
-        num_listed += 1
-        yield trial
-        if num_listed >= MOST_SCREENED:
-            return
+    problems = [problem] if typical_problem == problem else [problem, typical_problem]
+    return [ranking(SimulatedCost(row), space, layouts, seconds=time_left) for row in problems]
+
+
+class _Screening:
+    """Plans under a few draws: the fastest of each kind, then more of the best kinds.
+
+    Plans of one kind have the same degrees and microbatch, so that the same ranks compute the same sequences.
+    """
+
+    def __init__(self, costs: LoadedCosts) -> None:
+        self.costs = costs
+        self.rows: list[tuple[float, int, Trial]] = []
+        self.plans: set[Plan] = set()
+
+    def compare_kinds(self, rankings: list[Ranking]) -> None:
+        """Compare plans of the rankings in turn."""
+        limits = [_limit_time(plan_ranking) for plan_ranking in rankings]
+        for plan_ranking, limit in MOST_KINDS // len(rankings) * list(zip(rankings, limits, strict=True)):
+            known_kinds = {_find_kind(plan) for plan in self.plans}
+            self._weigh_fastest(plan_ranking, limit, partial(_differs_from, known_kinds))
+        for kind in dict.fromkeys(_find_kind(trial.plan) for trial in self.list_best(BEST_KINDS)):
+            for plan_ranking in MOST_ALIKE // len(rankings) * rankings:
+                self._weigh_fastest(plan_ranking, inf, partial(_is_of, kind))
+
+    def _weigh_fastest(self, plan_ranking: Ranking, limit: float, is_wanted: Callable[[Plan], bool]) -> None:
+        """Compare the fastest plan of a ranking that is wanted, new, and fits with full sequences."""
+
+        def is_allowed(candidate: Candidate) -> bool:
+            plan = candidate.plan
+            is_new = plan not in self.plans and is_wanted(plan)
+            return is_new and self.costs.can_weigh(plan) and self.costs.full_costs.fits(plan)
+
+        trial = plan_ranking.find_fastest(is_allowed, limit)
+        if trial is not None:
+            self.weigh(Trial(trial.plan, self.costs.full_costs.evaluate(trial.plan), 0.0))
+
+    def weigh(self, trial: Trial) -> None:
+        """Compare a plan."""
+        self.plans.add(trial.plan)
+        self.rows.append((self.costs.weigh(trial.plan, FEW_DRAWS).high, len(self.rows), trial))
+
+    def list_best(self, count: int) -> list[Trial]:
+        """Return the best plans so far."""
+        return [trial for _, _, trial in sorted(self.rows, key=lambda row: row[:2])[:count]]
+
+
+def _find_kind(plan: Plan) -> Hashable:
+    return tuple(map(plan.mesh.size, (PIPELINE, EXPERT, CONTEXT, TENSOR, TENSOR_ROWS))), plan.microbatch
+
+
+def _differs_from(kinds: set[Hashable], plan: Plan) -> bool:
+    return _find_kind(plan) not in kinds
+
+
+def _is_of(kind: Hashable, plan: Plan) -> bool:
+    return _find_kind(plan) == kind
+
+
+def _limit_time(plan_ranking: Ranking) -> float:
+    """Return the step time up to which plans of a ranking are compared."""
+    fastest = plan_ranking.find_fastest(fits)
+    return 0.0 if fastest is None else MOST_SLOWER * fastest.evaluation.step_time

@@ -382,7 +382,7 @@ class _Answer:
         if needs_runnable(value, self.places):
             yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.count}"
-        yield "gap", describe_gap(result.gap) + extent
+        yield "gap", describe_gap(result.gap) + extent + full
         yield from _describe_scope(result.scope)
         if result.certificate is not None:
             yield "sum of operators' costs", _describe_proof(result.certificate)

@@ -36,8 +36,11 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 
 MOST_EVENTS = 20_000
-"""Tasks of a step up to which draws are simulated by discrete events; longer steps are longest paths, in which links
-are not shared."""
+"""Tasks of a step up to which draws are simulated by discrete events. Longer steps are longest paths, in which links
+are not shared, times what sharing them costs a step of full sequences."""
+
+TOKEN_UNIT = 256
+"""Most tokens of which typical sequences are a multiple."""
 
 LENGTHS, EXPERTS, DEVICES = "other ranks' longer sequences", "experts with more tokens", "slow devices"
 """What a step waits for."""
@@ -59,6 +62,8 @@ class LoadedStep:
         Seconds of the median draw, and of the draw at the quantile, by what they are waited for.
     padding
         The share of the tokens of all sequences that belong to no sample; None where sequences are full.
+    cut
+        The share of the samples that are cut to the sequence.
     tokens_per_second
         Tokens of samples in all draws over the seconds of all.
     peak_memory
@@ -73,6 +78,7 @@ class LoadedStep:
     waiting: tuple[tuple[str, float], ...]
     high_waiting: tuple[tuple[str, float], ...]
     padding: float | None
+    cut: float
     tokens_per_second: float
     peak_memory: float
     engine: str
@@ -97,7 +103,7 @@ class LoadedStep:
     def find_quantile(self, share: float) -> float:
         """Return the step time of the draw below which a share of the draws lies, or is that itself.
 
-        >>> LoadedStep(0.95, (3.0, 1.0, 2.0, 4.0), 4, (), (), None, 1.0, 0.0, "").find_quantile(0.5)
+        >>> LoadedStep(0.95, (3.0, 1.0, 2.0, 4.0), 4, (), (), None, 0.0, 1.0, 0.0, "").find_quantile(0.5)
         2.0
         """
         return float(np.quantile(self.step_times, share, method="inverted_cdf"))
@@ -136,6 +142,7 @@ class LoadedCosts:
         self.problem, self.spec, self.loads = problem, spec, loads
         training, window = problem.training, getattr(spec, "window", None)
         self.draws = draw_steps(loads, training.global_batch, training.sequence, problem.cluster.num_devices, window)
+        self.full_costs = SimulatedCost(problem)
         self._full_pairs = float(count_pairs(np.array([training.sequence]), window)[0])
         self._attention_share = find_attention_share(problem.graph)
         sequence_draws = [self._measure_sequences(draw) for draw in self.draws if draw.sequences is not None]
@@ -170,6 +177,21 @@ class LoadedCosts:
             speeds |= {device: speeds.get(device, 1.0) / factor for device, factor in slowdowns}
             problem = replace(problem, cluster=replace(problem.cluster, speeds=tuple(speeds.items())))
         return StageCosts(build_level_problem(problem, self.spec, level))
+
+    def build_typical_problem(self) -> Problem:
+        """Return the problem whose sequences all have the mean load; the problem itself where lengths do not vary.
+
+        Tokens are rounded up to a multiple of the power of two in the sequence, so that the same degrees divide them.
+        """
+        sequence = self.problem.training.sequence
+        values = [self._measure_sequences(draw) for draw in self.draws if draw.sequences is not None]
+        if not values:
+            return self.problem
+        mean = float(np.mean(np.concatenate(values)))
+        if self.loads.packing == "pack":
+            return build_level_problem(self.problem, self.spec, Level(sequence, mean))
+        unit = min(sequence & -sequence, TOKEN_UNIT)
+        return build_level_problem(self.problem, self.spec, Level(min(ceil(mean / unit) * unit, sequence)))
 
     def can_weigh(self, plan: Plan) -> bool:
         """Return whether each step of a plan ends by itself, or lengths do not vary."""
@@ -253,6 +275,7 @@ class _PlanSteps:
     def weigh(self) -> LoadedStep:
         """Return the step times of all draws, and what the median one waits for."""
         times = tuple(map(self.time_step, self.steps))
+        lengths = self.costs.loads.lengths
         padding, num_tokens = self.costs.count_padding(self.plan)
         order, num_faster = np.argsort(times, kind="stable"), [0.5, self.costs.loads.quantile]
         median_place, high_place = (int(order[ceil(share * len(times)) - 1]) for share in num_faster)
@@ -263,6 +286,7 @@ class _PlanSteps:
             waiting=self._list_waiting(median_place),
             high_waiting=self._list_waiting(high_place),
             padding=padding,
+            cut=0.0 if lengths is None else lengths.find_share_above(self.costs.problem.training.sequence),
             tokens_per_second=num_tokens * len(times) / sum(times),
             peak_memory=self._find_peak_memory(),
             engine=self.engine,
@@ -295,9 +319,24 @@ class _PlanSteps:
     @memoise
     def time_step(self, step: _Step) -> float:
         """Return the step time in seconds of one draw."""
+        levels = {level for row in step.levels for level in row}
         is_apart = len(set(step.levels)) > 1
+        if len(levels) == 1 and self.levels[min(levels)] == self.full_level and not (step.imbalance or step.slowdowns):
+            return self.costs.full_costs.step_time(self.plan)
         mixture = self._build_mixture(step.imbalance, step.slowdowns, is_apart)
-        return mixture.time_step(np.searchsorted(self.used_levels, np.array(step.levels)), self.engine)
+        seconds = mixture.time_step(np.searchsorted(self.used_levels, np.array(step.levels)), self.engine)
+        return seconds * self.sharing if self.engine == "longest_path" else seconds
+
+    @cached_property
+    def sharing(self) -> float:
+        """The time of a step of full sequences with shared links over that without."""
+        costs = self.costs.full_costs
+        return costs.step_time(self.plan) / costs.longest_paths([self.plan])[0]
+
+    @property
+    def full_level(self) -> Level:
+        """The level of the problem itself."""
+        return Level(self.costs.problem.training.sequence)
 
     @cached_property
     def used_levels(self) -> list[int]:

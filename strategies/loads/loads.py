@@ -126,7 +126,10 @@ def _draw_sequences(
     most_samples = num_sequences * (sequence // lengths.lengths[0])
     likely_samples = ceil(1.5 * num_sequences * sequence / lengths.mean) + 64
     stream = lengths.draw(generator, min(most_samples, likely_samples) + 1)
-    return fill_sequences(stream, sequence, num_sequences, window)
+    packed = fill_sequences(stream, sequence, num_sequences, window)
+    # packing lists sequences of long samples first, and loaders shuffle what is packed
+    arrival = generator.permutation(num_sequences)
+    return Sequences(packed.tokens[arrival], packed.pairs[arrival])
 
 
 def _draw_slowdowns(

@@ -29,6 +29,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 
 from ..problems import IDEAL
 
+ENGINES = ("discrete_event", "longest_path")
 SEQUENCE, BATCH = 64, 16
 SPEC = Transformer(4, 64, 8, 8, 256, 128, tied_embeddings=False, positions="rotary")
 MIXTURE = replace(SPEC, experts=Experts(8, 2, 64))
@@ -95,13 +96,25 @@ def test_steps_lie_between_those_of_the_least_and_the_full_load(
 ) -> None:
     # as longest paths: on shared links a transfer that is late may meet others, so that less work may take longer
     monkeypatch.setattr(loaded_step, "MOST_EVENTS", 0)
-    full = SimulatedCost(make_problem(), "longest_path").step_time(make_plan(name))
+    full = SimulatedCost(make_problem()).step_time(make_plan(name)) * (1 + 1e-12)
     step = weigh(name, Loads(MIXED, packing, order, draws=6))
     least = weigh(name, Loads(Lengths((8,), (1.0,)), packing))
     assert all(min(least.step_times) <= seconds <= full for seconds in step.step_times)
     assert step.find_quantile(0.1) <= step.median <= step.high == max(step.step_times)
     for _, seconds in step.waiting:  # the slowest data rank takes at least the mean of all
         assert 0 <= seconds < step.median
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_long_steps_share_links_as_full_sequences_do(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    costs = LoadedCosts(make_problem(), SPEC, Loads(Lengths((24, 64), (0.5, 0.5)), draws=8))
+    events = costs.weigh(make_plan(name))
+    monkeypatch.setattr(loaded_step, "MOST_EVENTS", 0)
+    paths = costs.weigh(make_plan(name))
+    full, alone = (SimulatedCost(make_problem(), engine).step_time(make_plan(name)) for engine in ENGINES)
+    assert (events.engine, paths.engine) == ENGINES
+    # of a factor on all: exact for full sequences, and where no link is shared for all others too
+    assert paths.step_times == pytest.approx(events.step_times, rel=1e-12 if full == alone else 0.1)
 
 
 def test_waiting_is_the_longest_less_the_mean() -> None:
@@ -204,6 +217,24 @@ def test_what_one_load_draws_does_not_change_what_another_draws() -> None:
     assert [row.sequences.tokens.tolist() for row in first if row.sequences is not None] == [
         row.sequences.tokens.tolist() for row in second if row.sequences is not None
     ]
+
+
+def test_packed_sequences_arrive_in_any_order() -> None:
+    # packing lists the sequences of long samples first; shuffled, early ones are as heavy as late ones on average
+    costs = LoadedCosts(make_problem(), SPEC, Loads(MIXED, "pack", draws=64))
+    pairs = np.stack([draw.sequences.pairs for draw in costs.draws if draw.sequences is not None])
+    halves, deviation = pairs.reshape(64, 2, -1).mean(axis=(0, 2)), pairs.std() / np.sqrt(64 * BATCH / 2)
+    assert abs(halves[0] - halves[1]) < 4 * deviation * np.sqrt(2)
+    assert pairs.max() == SEQUENCE**2 > pairs.min()
+
+
+def test_samples_are_cut_to_the_sequence() -> None:
+    step = weigh("data", Loads(Lengths((8, 64, 200), (0.5, 0.25, 0.25)), "fixed", draws=8))
+    assert step.cut == 0.25
+    drawn = LoadedCosts(make_problem(), SPEC, Loads(Lengths((8, 64, 200), (0.5, 0.25, 0.25)), "fixed", draws=8)).draws
+    own = sum(int(draw.sequences.tokens.sum()) for draw in drawn if draw.sequences is not None)
+    assert max(int(draw.sequences.tokens.max()) for draw in drawn if draw.sequences is not None) == SEQUENCE
+    assert step.padding == pytest.approx(1 - own / (8 * BATCH * SEQUENCE))
 
 
 def test_equal_seeds_are_equal_steps() -> None:
