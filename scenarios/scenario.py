@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -318,6 +319,8 @@ class Scenario:
     def search(self, algorithm: str | None = None, **options: Any) -> "SearchResult | Choice":
         """Return the best plan that a search finds; or the best machine, batch and plan of a whole run.
 
+        Under loads that vary the best plan is that of `choose_loaded`, with the evaluation of full sequences.
+
         Both results have ``best.plan``, ``best.evaluation`` and ``gap``.
 
         Parameters
@@ -342,8 +345,18 @@ class Scenario:
 
         asked, rest = split_options(self, options)
         if not asked:
-            return self.search_plan(algorithm, **rest)
+            return self._weigh_result(self.search_plan(algorithm, **rest), rest)
         return search_setups(self, asked, {"algorithm": algorithm} | rest)
+
+    def _weigh_result(self, result: "SearchResult", options: dict[str, Any]) -> "SearchResult":
+        """Return a result with the best plan under loads that vary, found in the time that its search has left."""
+        if self.loads is None:
+            return result
+        from meshwise.scenarios.choices.loaded_choice import weigh_result
+
+        limit = self.limit_seconds(options.get("budget"), options.get("seconds"))
+        end = inf if limit is None else perf_counter() + max(limit - result.wall_time, MIN_SECONDS)
+        return weigh_result(self, result, lambda: end - perf_counter())[0]
 
     def search_plan(
         self,
@@ -414,7 +427,7 @@ class Scenario:
         Parameters
         ----------
         best
-            The best plan of a search for full sequences, ``search().best``: it and fast plans of the space are
+            The best plan of a search for full sequences, ``search_plan().best``: it and fast plans of the space are
             compared.
         seconds
             Time limit.

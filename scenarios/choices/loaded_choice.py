@@ -6,7 +6,7 @@ all. A plan that pads more, or waits more for other ranks, loses.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -22,6 +22,7 @@ from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS
 from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.search.driver import INTERRUPTED, SearchResult
 from meshwise.strategies.search.proposals import OutOfTime
 
 MOST_KINDS = 16
@@ -126,6 +127,26 @@ def choose_loaded(scenario: Scenario, best: Trial, time_left: TimeLeft = unlimit
         weighed.append(LoadedPlan(trial, costs.weigh(trial.plan)))
     ranked = sorted(weighed, key=lambda plan: plan.loads.high)
     return LoadedChoice(loads.quantile, loads.draws, tuple(ranked), len(screening.rows), is_finished)
+
+
+def weigh_result(
+    scenario: Scenario, result: SearchResult, time_left: TimeLeft = unlimited_seconds
+) -> tuple[SearchResult, LoadedChoice | None]:
+    """Return the result of a search with the best plan under a scenario's loads, and the choice; None without loads.
+
+    Evaluation and gap of the plan are those of full sequences.
+    """
+    if scenario.loads is None or result.best is None or result.interrupted:
+        return result, None
+    try:
+        choice = choose_loaded(scenario, result.best, time_left)
+    except KeyboardInterrupt:  # the best plan of full sequences stays
+        return replace(result, end=INTERRUPTED), None
+    if choice.best is None:
+        return result, choice
+    trial, bound = choice.best.trial, result.lower_bound
+    gap = None if not bound else max(trial.evaluation.step_time / bound - 1, 0.0)
+    return replace(result, best=trial, gap=gap), choice
 
 
 def _rank_plans(scenario: Scenario, costs: LoadedCosts, best: Trial, time_left: TimeLeft) -> list[Ranking]:

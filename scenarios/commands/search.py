@@ -14,10 +14,10 @@ from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
 from meshwise.reports.loads import loaded_choice_lines
 from meshwise.scenarios.choices.keywords import refuse_options
-from meshwise.scenarios.choices.loaded_choice import LoadedChoice, choose_loaded
+from meshwise.scenarios.choices.loaded_choice import LoadedChoice, weigh_result
 from meshwise.scenarios.choices.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.choices.ties import Tie, find_tie
-from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document, tell_usual_loads
 from meshwise.scenarios.commands.options import (
     Brave,
     Budget,
@@ -198,6 +198,7 @@ def search(
         }
         plan_options |= {"workers": None if workers == 1 else workers, "seed": seed, "robust": robust, "report": report}
         refuse_options(named, plan_options, "--")
+        tell_usual_loads(value)
         limit = value.limit_seconds(None, seconds)
         search_setups(
             value,
@@ -231,7 +232,7 @@ def search(
     ticker.clear()
     # without a limit, what follows gets its own time from now on
     time_left = start_timer(SEARCH_SECONDS) if limit is None else time_left
-    result, loaded_choice = _weigh_loads(value, result, time_left)
+    result, loaded_choice = weigh_result(value, result, time_left)
     keep(result.best)
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
     answer.add_loads(loaded_choice)
@@ -247,23 +248,6 @@ def search(
         print_end({"end": result.end, "gap": result.gap, "wall_time": result.wall_time})
     if code := answer.tell_end(out):
         raise typer.Exit(code)
-
-
-def _weigh_loads(
-    value: Scenario, result: SearchResult, time_left: TimeLeft
-) -> tuple[SearchResult, LoadedChoice | None]:
-    """Return the result with the plan that is best under a scenario's loads, and how it was chosen; None without any.
-
-    The gap is then that of the step time of full sequences.
-    """
-    if value.loads is None or result.best is None or result.interrupted:
-        return result, None
-    choice = choose_loaded(value, result.best, time_left)
-    if choice.best is None:
-        return result, choice
-    trial, bound = choice.best.trial, result.lower_bound
-    gap = None if not bound else max(trial.evaluation.step_time / bound - 1, 0.0)
-    return replace(result, best=trial, gap=gap), choice
 
 
 class _Answer:

@@ -73,7 +73,7 @@ def find_attention_share(graph: OperatorGraph) -> float:
     operators = [(operator, block.repeat) for block in graph.blocks for operator in block.operators]
     total = sum(operator.flops * repeat for operator, repeat in operators)
     fused = sum(operator.flops * repeat for operator, repeat in operators if operator.kind is OperatorKind.ATTENTION)
-    return fused / total
+    return fused / total if total else 0.0
 
 
 def choose_grid(values: FloatArray | IntArray) -> FloatArray:

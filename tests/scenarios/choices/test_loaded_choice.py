@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from meshwise import load
-from meshwise.scenarios.choices.loaded_choice import MOST_WEIGHED
+from meshwise.scenarios.choices.loaded_choice import MOST_WEIGHED, weigh_result
 from meshwise.scenarios.scenario import Scenario
 from meshwise.strategies.loads.lengths import Lengths
 from meshwise.strategies.loads.loads import Loads
+from meshwise.strategies.search.driver import INTERRUPTED
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,25 @@ def test_the_choice_is_the_best_of_those_compared(scenario: Scenario) -> None:
     assert (best.plan.microbatch, choice.best.trial.plan.microbatch) == (16, 1)
     assert choice.best.loads.padding == 0
     assert choice.best.loads.high < scenario.make_loaded_costs().weigh(best.plan).high
+
+
+def test_a_search_from_python_returns_the_choice(scenario: Scenario) -> None:
+    found, ordinary = scenario.search("best_first", seconds=60.0), scenario.search_plan("best_first")
+    assert ordinary.best is not None and found.best is not None
+    choice = scenario.choose_loaded(ordinary.best)
+    assert choice.best is not None and found.best.plan == choice.best.trial.plan
+    assert found.best.evaluation == choice.best.trial.evaluation
+    # the gap is that of full sequences: to the proven best of them
+    assert ordinary.gap == 0
+    assert found.gap == found.best.evaluation.step_time / ordinary.best.evaluation.step_time - 1  # type: ignore[union-attr]
+
+
+def test_an_interrupt_keeps_the_plan_of_full_sequences(scenario: Scenario) -> None:
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    result = scenario.search_plan("best_first")
+    assert weigh_result(scenario, result, interrupt) == (replace(result, end=INTERRUPTED), None)
 
 
 def test_full_sequences_choose_the_plan_of_the_search(scenario: Scenario) -> None:

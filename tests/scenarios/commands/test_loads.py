@@ -85,6 +85,14 @@ def test_search_keeps_the_plan_that_is_best_under_loads(capsys: pytest.CaptureFi
     assert "with full sequences" in out and "loads vary   the best at the 95 % quantile of 6 drawn steps" in out
 
 
+@pytest.mark.parametrize("command", [["explain"], ["search", "--nodes", "1", "--tokens", "1M"]])
+def test_other_commands_say_that_they_look_at_usual_loads(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "s.yaml", "--seconds", "5"]) == 0
+    assert "loads that vary are for simulate and search: here sequences are full" in capsys.readouterr().err
+
+
 def test_a_pipeline_without_a_flush_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     text = SCENARIO.replace(
         "data: 4, expert: 4, microbatch: 2", "data: 2, pipeline: 2, schedule: pipedream, microbatch: 2"
