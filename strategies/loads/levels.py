@@ -13,8 +13,10 @@ from meshwise.simulator.program import IntArray
 from meshwise.strategies.loads.lengths import FloatArray
 from meshwise.strategies.plan.problem import Problem
 
-MOST_LEVELS = 16
-"""Most levels between the least load and the largest; a load in between counts as the nearest of them."""
+MOST_VALUES = 16
+"""Most different loads that are levels themselves."""
+NUM_LEVELS = 9
+"""Levels from the least load to the largest where loads are more: what tasks take is interpolated between two."""
 
 
 class Level(NamedTuple):
@@ -77,22 +79,36 @@ def find_attention_share(graph: OperatorGraph) -> float:
 
 
 def choose_grid(values: FloatArray | IntArray) -> FloatArray:
-    """Return the levels of some loads: their own values where they are few, else evenly spaced ones.
+    """Return the levels of some loads, rising: their own values where they are few, else closer ones for small loads.
 
-    >>> choose_grid(np.array([3, 1, 3])).tolist(), len(choose_grid(np.arange(100)))
-    ([1.0, 3.0], 16)
+    Small kernels take a time of their own beside that of their work: there ticks are no line.
+
+    >>> choose_grid(np.array([3, 1, 3])).tolist()
+    [1.0, 3.0]
+    >>> choose_grid(np.arange(65)).tolist()
+    [0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0, 64.0]
     """
     unique_values = np.unique(values).astype(np.float64)
-    if len(unique_values) <= MOST_LEVELS:
+    if len(unique_values) <= MOST_VALUES:
         return unique_values
-    return np.linspace(unique_values[0], unique_values[-1], MOST_LEVELS)
+    steps = np.linspace(0.0, 1.0, NUM_LEVELS) ** 2
+    grid: FloatArray = unique_values[0] + (unique_values[-1] - unique_values[0]) * steps
+    return grid
 
 
-def find_nearest(grid: FloatArray, values: FloatArray | IntArray) -> IntArray:
-    """Return the index of the level of a rising grid that is nearest to each value.
+def choose_quantiles(values: FloatArray) -> FloatArray:
+    """Return levels of some loads such that about as many loads are nearest to each; their own where they are few."""
+    unique_values = np.unique(values)
+    if len(unique_values) <= MOST_VALUES:
+        return unique_values
+    quantiles: FloatArray = np.quantile(values, (np.arange(MOST_VALUES) + 0.5) / MOST_VALUES, method="nearest")
+    return np.unique(quantiles)
 
-    >>> find_nearest(np.array([1.0, 3.0]), np.array([0.0, 1.9, 2.1])).tolist()
-    [0, 0, 1]
+
+def find_nearest(grid: FloatArray, value: float) -> float:
+    """Return the level of a grid that is nearest to a value.
+
+    >>> find_nearest(np.array([1.0, 3.0]), 1.9)
+    1.0
     """
-    result: IntArray = np.searchsorted((grid[1:] + grid[:-1]) / 2, values, side="left").astype(np.int64)
-    return result
+    return float(grid[np.argmin(np.abs(grid - value))])

@@ -8,7 +8,7 @@ devices cost is its step time less that with even experts, or without slow devic
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, floor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from meshwise.strategies.loads.levels import (
     Level,
     build_level_problem,
     choose_grid,
+    choose_quantiles,
     find_attention_share,
     find_nearest,
     has_lengths,
@@ -115,9 +116,12 @@ class LoadedStep:
 
 
 class _Step(NamedTuple):
-    """What tells the step time of a plan: levels by [data rank, microbatch], load of experts, and slow devices."""
+    """What tells the step time of a plan: loads by [data rank, microbatch], load of experts, and slow devices.
 
-    levels: tuple[tuple[int, ...], ...]
+    A load is the index of a level, or lies between those of two.
+    """
+
+    loads: tuple[tuple[float, ...], ...]
     imbalance: float | None
     slowdowns: tuple[tuple[int, float], ...]
 
@@ -147,8 +151,9 @@ class LoadedCosts:
         self._attention_share = find_attention_share(problem.graph)
         sequence_draws = [self._measure_sequences(draw) for draw in self.draws if draw.sequences is not None]
         self.grid = choose_grid(np.concatenate(sequence_draws)) if sequence_draws else np.array([training.sequence])
-        imbalances = [draw.imbalance for draw in self.draws if draw.imbalance is not None]
-        self._imbalances = choose_grid(np.array(imbalances)) if imbalances else None
+        # with lengths that vary too, each load of experts needs programs of all lengths
+        imbalances = [draw.imbalance for draw in self.draws if draw.imbalance is not None and sequence_draws]
+        self._imbalances = choose_quantiles(np.array(imbalances)) if imbalances else None
 
     def _measure_sequences(self, draw: Draw) -> FloatArray:
         """Return what makes the sequences of a draw differ: their tokens, or the density of packed ones."""
@@ -214,20 +219,28 @@ class LoadedCosts:
         sequence = self.problem.training.sequence
         if self.loads.packing == "pack" and self.loads.lengths is not None:
             return tuple(Level(sequence, density) for density in self.grid.tolist())
-        unit = plan.mesh.size(CONTEXT) * plan.mesh.size(TENSOR) * plan.mesh.size(TENSOR_ROWS)
-        lengths = (min(-(-round(length) // unit) * unit, sequence) for length in self.grid.tolist())
-        return tuple(map(Level, lengths))
+        tokens = dict.fromkeys(_pad_tokens(self.grid, plan, sequence).tolist())
+        return tuple(Level(round(count)) for count in tokens)
 
     def build_step(self, plan: Plan, draw: Draw) -> _Step:
         """Return what tells the step time of a plan for a draw."""
         sizes = self.list_sizes(plan)
-        cells = np.zeros((plan.num_microbatches, len(sizes)), dtype=np.int64)
+        cells = np.zeros((plan.num_microbatches, len(sizes)))
         if draw.sequences is not None:
-            cells = find_nearest(self.grid, self._measure_cells(plan, draw)).reshape(cells.shape)
+            cells = self._place_cells(plan, draw).reshape(cells.shape)
         imbalance = None
-        if draw.imbalance is not None and self._imbalances is not None:
-            imbalance = float(self._imbalances[find_nearest(self._imbalances, np.array([draw.imbalance]))[0]])
+        if draw.imbalance is not None:
+            imbalance = draw.imbalance if self._imbalances is None else find_nearest(self._imbalances, draw.imbalance)
         return _Step(tuple(map(tuple, cells.T.tolist())), imbalance, draw.slowdowns)
+
+    def _place_cells(self, plan: Plan, draw: Draw) -> FloatArray:
+        """Return the load of every microbatch of every data rank, as the index of a level or between those of two."""
+        values, levels = self._measure_cells(plan, draw), self.list_levels(plan)
+        knots = [level.density if self.loads.packing == "pack" else level.tokens for level in levels]
+        if self.loads.packing != "pack":
+            values = _pad_tokens(values, plan, self.problem.training.sequence)
+        # rounded, so that equal loads are equal
+        return np.interp(values, knots, np.arange(len(knots))).round(6)
 
     def _measure_cells(self, plan: Plan, draw: Draw) -> FloatArray:
         """Return the load of every microbatch of every data rank: the longest length, or the mean density."""
@@ -265,6 +278,13 @@ class LoadedCosts:
         return 1 - own_tokens / computed_tokens, own_tokens / len(draws)
 
 
+def _pad_tokens(tokens: FloatArray, plan: Plan, sequence: int) -> FloatArray:
+    """Return lengths rounded up to a multiple of the ranks that share a sequence, at most that of a full one."""
+    unit = plan.mesh.size(CONTEXT) * plan.mesh.size(TENSOR) * plan.mesh.size(TENSOR_ROWS)
+    padded: FloatArray = np.minimum(np.ceil(np.rint(tokens) / unit) * unit, sequence)
+    return padded
+
+
 class _PlanSteps:
     """The steps of one plan under drawn loads, each simulated once."""
 
@@ -295,20 +315,25 @@ class _PlanSteps:
     @cached_property
     def engine(self) -> str:
         """What simulates the draws, the same for all."""
-        first = next((step for step in self.steps if len(set(step.levels)) > 1), self.steps[0])
-        mixture = self._build_mixture(first.imbalance, first.slowdowns, len(set(first.levels)) > 1)
+        first = next((step for step in self.steps if _is_apart(step)), self.steps[0])
+        mixture = self._build_mixture(first.imbalance, first.slowdowns, _is_apart(first))
         return "discrete_event" if mixture.programs[-1].num_tasks <= MOST_EVENTS else "longest_path"
 
     def _find_peak_memory(self) -> float:
-        problem = build_level_problem(self.costs.problem, self.costs.spec, self.levels[self.used_levels[-1]])
-        return SimulatedCost(problem).peak_memory(self.plan)
+        largest = max(load for step in self.steps for row in step.loads for load in row)
+        level = self.levels[ceil(largest)]
+        if self.costs.loads.packing != "pack":
+            counts = [level.tokens for level in self.levels]
+            tokens = np.array([np.interp(largest, range(len(counts)), counts)])
+            level = Level(round(_pad_tokens(tokens, self.plan, self.costs.problem.training.sequence).item()))
+        return SimulatedCost(build_level_problem(self.costs.problem, self.costs.spec, level)).peak_memory(self.plan)
 
     def _list_waiting(self, place: int) -> tuple[tuple[str, float], ...]:
         """Return what the step of a draw waits for, with the seconds."""
         step, time, waiting = self.steps[place], self.time_step(self.steps[place]), []
-        if len(set(step.levels)) > 1 and isinstance(self.plan.microbatch, int):
-            num_ranks = len(step.levels)
-            alone_times = [self.time_step(step._replace(levels=(row,) * num_ranks)) for row in step.levels]
+        if _is_apart(step) and isinstance(self.plan.microbatch, int):
+            num_ranks = len(step.loads)
+            alone_times = [self.time_step(step._replace(loads=(row,) * num_ranks)) for row in step.loads]
             waiting.append((LENGTHS, time - float(np.mean(alone_times))))
         if step.imbalance is not None:
             waiting.append((EXPERTS, time - self.time_step(step._replace(imbalance=1.0))))
@@ -319,12 +344,13 @@ class _PlanSteps:
     @memoise
     def time_step(self, step: _Step) -> float:
         """Return the step time in seconds of one draw."""
-        levels = {level for row in step.levels for level in row}
-        is_apart = len(set(step.levels)) > 1
-        if len(levels) == 1 and self.levels[min(levels)] == self.full_level and not (step.imbalance or step.slowdowns):
+        loads = {load for row in step.loads for load in row}
+        if loads == {self.full_load} and not (step.imbalance or step.slowdowns):
             return self.costs.full_costs.step_time(self.plan)
-        mixture = self._build_mixture(step.imbalance, step.slowdowns, is_apart)
-        seconds = mixture.time_step(np.searchsorted(self.used_levels, np.array(step.levels)), self.engine)
+        mixture = self._build_mixture(step.imbalance, step.slowdowns, _is_apart(step))
+        rows = np.array(step.loads if _is_apart(step) else step.loads[:1])
+        places = np.interp(rows, self.used_levels, np.arange(len(self.used_levels)))
+        seconds = mixture.time_step(places, self.engine)
         return seconds * self.sharing if self.engine == "longest_path" else seconds
 
     @cached_property
@@ -334,14 +360,16 @@ class _PlanSteps:
         return costs.step_time(self.plan) / costs.longest_paths([self.plan])[0]
 
     @property
-    def full_level(self) -> Level:
-        """The level of the problem itself."""
-        return Level(self.costs.problem.training.sequence)
+    def full_load(self) -> float | None:
+        """The load of the problem itself; None where it is no level."""
+        full_level = Level(self.costs.problem.training.sequence)
+        return float(self.levels.index(full_level)) if full_level in self.levels else None
 
     @cached_property
     def used_levels(self) -> list[int]:
-        """The levels of all draws, rising."""
-        return sorted({level for step in self.steps for row in step.levels for level in row})
+        """The levels of all draws, or next to their loads, rising."""
+        loads = {load for step in self.steps for row in step.loads for load in row}
+        return sorted({level for load in loads for level in (floor(load), ceil(load))})
 
     @memoise
     def _build_mixture(
@@ -352,3 +380,8 @@ class _PlanSteps:
             costs = self.costs.list_level_costs(self.levels[level]._replace(imbalance=imbalance), slowdowns)
             programs.append(lower(costs.problem, self.plan, costs=costs, apart=is_apart))
         return Mixture(programs, self.plan.mesh if is_apart else None)
+
+
+def _is_apart(step: _Step) -> bool:
+    """Return whether data ranks have other loads."""
+    return len(set(step.loads)) > 1

@@ -1,14 +1,15 @@
 """Programs of a step whose microbatches differ: each task as it is in the program of its microbatch's own load.
 
 Programs of one plan at several levels of load have the same tasks on the same streams; only what a task takes and
-moves depends on the level. A step in which levels differ takes each task from the program of its level. A task of
-several data ranks, as an exchange of tokens between experts, is that of the largest level among them.
+moves depends on the level. A step in which loads differ takes each task from the program of its level; between two
+levels ticks and bytes are interpolated. A task of several data ranks, as an exchange of tokens between experts, is that
+of the largest load among them.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
+from math import ceil, floor
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from meshwise.simulator.engine import step_time
 from meshwise.simulator.engine.longest_path import walk_graph
 from meshwise.simulator.engine.steady_state import find_window
 from meshwise.simulator.engine.step_graph import StepGraph, compile_program, solo_durations
-from meshwise.simulator.program import IntArray, Program
+from meshwise.simulator.program import Flow, IntArray, Program, Work
+from meshwise.strategies.loads.lengths import FloatArray
 from meshwise.strategies.plan.mesh import Mesh, list_data_ranks
 
 _COLUMNS = ("microbatch_of", "stream_start", "stream_of", "predecessor_start", "predecessor_of")
@@ -50,17 +52,21 @@ class Mixture:
         if mesh is not None:
             self._class_ranks = list_data_ranks(mesh)[representatives]
 
-    def time_step(self, levels: IntArray, engine: str) -> float:
-        """Return the seconds of a step whose microbatches have some levels, by an engine by name.
+    def time_step(self, loads: FloatArray, engine: str) -> float:
+        """Return the seconds of a step whose microbatches have some loads, by an engine by name.
 
-        ``levels`` has a row for each data rank, or one row for all, and a column for each microbatch.
+        ``loads`` has a row for each data rank, or one row for all, and a column for each microbatch: the index of a
+        level, or a number between those of two.
         """
-        if levels.min() == levels.max():
-            return step_time(self.programs[int(levels.max())], engine)
-        task_levels = self._place_levels(levels)
+        first = float(loads.max())
+        if loads.min() == first and first.is_integer():
+            return step_time(self.programs[int(first)], engine)
+        task_loads = self._place_loads(loads)
         if engine != "longest_path":
-            return step_time(self.mix(task_levels), engine)
-        durations = self._durations[task_levels, np.arange(self._last.num_tasks)]
+            return step_time(self.mix(task_loads), engine)
+        lower, upper, share = _split_loads(task_loads)
+        tasks = np.arange(self._last.num_tasks)
+        durations = _interpolate(self._durations[lower, tasks], self._durations[upper, tasks], share)
         return find_window(self._last, walk_graph(replace(self._graph, durations=durations)).ends).step_time
 
     @cached_property
@@ -79,28 +85,66 @@ class Mixture:
         microbatches = np.repeat(self._last.microbatch_of, np.diff(self._last.stream_start))
         return self._class_ranks[stream_classes[self._last.stream_of]], microbatches
 
-    def _place_levels(self, levels: IntArray) -> IntArray:
-        """Return the level of every task; tasks of no microbatch have the largest of all."""
+    def _place_loads(self, loads: FloatArray) -> FloatArray:
+        """Return the load of every task; tasks of no microbatch have the largest of all."""
         ranks, microbatches = self._cells
-        values = np.where(microbatches < 0, levels.max(), levels[ranks, microbatches])
-        result: IntArray = np.maximum.reduceat(values, self._last.stream_start[:-1])
+        values = np.where(microbatches < 0, loads.max(), loads[ranks, microbatches])
+        result: FloatArray = np.maximum.reduceat(values, self._last.stream_start[:-1])
         return result
 
-    def mix(self, task_levels: IntArray) -> Program:
-        """Return the program in which each task is as in the program of its level."""
+    def mix(self, task_loads: FloatArray) -> Program:
+        """Return the program in which each task takes the ticks of its load; their pieces are those of a level."""
         tasks = np.arange(self._last.num_tasks)
-        work_starts, flow_starts = (
-            np.array([0, *accumulate(len(getattr(program, name)) for program in self.programs)])
-            for name in ("work", "flows")
-        )
-        work_of, flow_of = (
-            np.stack([getattr(program, name) for program in self.programs])[task_levels, tasks]
+        lower, upper, _ = _split_loads(task_loads)
+        columns = [
+            np.stack([getattr(program, name) for program in self.programs])[levels, tasks]
             for name in ("work_of", "flow_of")
-        )
-        return replace(
-            self._last,
-            work=tuple(work for program in self.programs for work in program.work),
-            flows=tuple(flow for program in self.programs for flow in program.flows),
-            work_of=work_starts[task_levels] + work_of,
-            flow_of=np.where(flow_of < 0, -1, flow_starts[task_levels] + flow_of),
-        )
+            for levels in (lower, upper)
+        ]
+        loads, load_of = np.unique(task_loads, return_inverse=True)
+        rows, row_of = np.unique(np.stack([load_of, *columns]), axis=1, return_inverse=True)
+        works, flows, flow_of = [], list[Flow](), []
+        for load, *indices in zip(loads[rows[0]].tolist(), *rows[1:].tolist(), strict=True):
+            pair, share = [self.programs[floor(load)], self.programs[ceil(load)]], load - floor(load)
+            first_work, second_work = (program.work[index] for program, index in zip(pair, indices[:2], strict=True))
+            works.append(_mix_works(first_work, second_work, share))
+            flow_of.append(len(flows) if min(indices[2:]) >= 0 else -1)
+            if min(indices[2:]) >= 0:
+                first_flow, second_flow = (
+                    program.flows[index] for program, index in zip(pair, indices[2:], strict=True)
+                )
+                flows.append(_mix_flows(first_flow, second_flow, share))
+        row_of = row_of.ravel()
+        flow_rows = np.array(flow_of, dtype=np.int64)[row_of]
+        return replace(self._last, work=tuple(works), flows=tuple(flows), work_of=row_of, flow_of=flow_rows)
+
+
+def _split_loads(loads: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the levels below and above loads, and the share of the one above."""
+    lower = np.floor(loads).astype(np.int64)
+    return lower, np.ceil(loads).astype(np.int64), loads - lower
+
+
+def _interpolate(lower: IntArray, upper: IntArray, share: FloatArray) -> IntArray:
+    """Return ticks between those of two levels, in whole ticks.
+
+    >>> _interpolate(np.array([10]), np.array([20]), np.array([0.25])).tolist()
+    [12]
+    """
+    result: IntArray = np.rint(lower + share * (upper - lower)).astype(np.int64)
+    return result
+
+
+def _mix_works(first: Work, second: Work, share: float) -> Work:
+    duration = round(first.duration + share * (second.duration - first.duration))
+    return first if first is second else Work(first.kind, first.stage, duration, first.pieces)
+
+
+def _mix_flows(first: Flow, second: Flow, share: float) -> Flow:
+    """Return the bytes between those of two levels; those of the nearer one where they take other ways."""
+    links = [[link for link, _ in flow.usage] for flow in (first, second)]
+    if links[0] != links[1]:
+        return second if share > 0.5 else first
+    pairs = zip(first.usage, second.usage, strict=True)
+    usage = tuple((link, size + share * (other_size - size)) for (link, size), (_, other_size) in pairs)
+    return Flow(usage, first.unit + share * (second.unit - first.unit))

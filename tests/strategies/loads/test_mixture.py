@@ -11,6 +11,7 @@ from meshwise.simulator.engine import simulate, step_time
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.simulator.program import Program, TaskKind
+from meshwise.simulator.units import to_seconds
 from meshwise.strategies.loads.mixture import Mixture
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import complete
@@ -29,6 +30,7 @@ def lower_all(*, apart: bool) -> list[Program]:
 
 
 MIXTURE = Mixture(lower_all(apart=True), PLAN.mesh)
+LOADS = st.lists(st.floats(0, 2), min_size=2 * NUM_MICROBATCHES, max_size=2 * NUM_MICROBATCHES)
 LEVELS = st.lists(st.integers(0, 2), min_size=2 * NUM_MICROBATCHES, max_size=2 * NUM_MICROBATCHES)
 
 
@@ -50,19 +52,20 @@ def count_busy(program: Program, rank: int, microbatch: int) -> float:
 @given(LEVELS)
 def test_every_microbatch_takes_what_its_level_takes(rows: list[int]) -> None:
     levels = np.array(rows).reshape(2, NUM_MICROBATCHES)
-    mixed = MIXTURE.mix(MIXTURE._place_levels(levels))
+    loads = levels.astype(float)
+    mixed = MIXTURE.mix(MIXTURE._place_loads(loads))
     for rank in range(2):
         for microbatch in range(NUM_MICROBATCHES):
             expected = count_busy(MIXTURE.programs[levels[rank, microbatch]], rank, microbatch)
             assert count_busy(mixed, rank, microbatch) == pytest.approx(expected, rel=1e-9)
     # two ways to the longest path: of the mixed program, and of the last program with the ticks of the others
-    assert MIXTURE.time_step(levels, "longest_path") == step_time(mixed, "longest_path")
-    assert MIXTURE.time_step(levels, "discrete_event") == step_time(mixed, "discrete_event")
+    assert MIXTURE.time_step(loads, "longest_path") == step_time(mixed, "longest_path")
+    assert MIXTURE.time_step(loads, "discrete_event") == step_time(mixed, "discrete_event")
 
 
 @settings(max_examples=20, deadline=None)
-@given(LEVELS, LEVELS)
-def test_a_step_with_more_work_takes_no_less(first: list[int], second: list[int]) -> None:
+@given(LOADS, LOADS)
+def test_a_step_with_more_work_takes_no_less(first: list[float], second: list[float]) -> None:
     least, most = (
         np.array([pick(pair) for pair in zip(first, second, strict=True)]).reshape(2, -1) for pick in (min, max)
     )
@@ -70,8 +73,26 @@ def test_a_step_with_more_work_takes_no_less(first: list[int], second: list[int]
 
 
 def test_one_row_stands_for_all_data_ranks() -> None:
-    folded, row = Mixture(lower_all(apart=False), None), np.array([[0, 2, 1, 0]])
+    folded, row = Mixture(lower_all(apart=False), None), np.array([[0, 2, 1.25, 0]])
     assert folded.time_step(row, "longest_path") == MIXTURE.time_step(np.repeat(row, 2, 0), "longest_path")
+
+
+@settings(max_examples=20, deadline=None)
+@given(LOADS)
+def test_both_ways_to_a_longest_path_interpolate_alike(rows: list[float]) -> None:
+    loads = np.array(rows).reshape(2, NUM_MICROBATCHES)
+    mixed = MIXTURE.mix(MIXTURE._place_loads(loads))
+    # a task with bytes rounds its latency and its transfer by themselves: to a tick or two of each
+    seconds = MIXTURE.time_step(loads, "longest_path")
+    assert abs(seconds - step_time(mixed, "longest_path")) <= 2 * to_seconds(mixed.num_tasks)
+
+
+def test_lengths_between_levels_take_what_their_own_program_takes() -> None:
+    # 24 tokens lie halfway between 16 and 32: attention is a square, all else is linear in tokens but for launches
+    own = lower(replace(problem(), graph=build(replace(SPEC, max_positions=32), 24, "fp32")), PLAN)
+    for engine in ("longest_path", "discrete_event"):
+        between = MIXTURE.time_step(np.full((2, NUM_MICROBATCHES), 1.5), engine)
+        assert between == pytest.approx(step_time(own, engine), rel=0.01)
 
 
 def test_programs_of_other_tasks_are_refused() -> None:
