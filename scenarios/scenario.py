@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
     from meshwise.strategies.evaluation import Trial
-    from meshwise.strategies.loads.loaded_step import LoadedCosts
+    from meshwise.strategies.loads.loaded_costs import LoadedCosts
     from meshwise.strategies.loads.loads import Loads
     from meshwise.strategies.operators.choices import Pin
     from meshwise.strategies.search.driver import Progress, SearchResult, SearchResults
@@ -310,7 +310,7 @@ class Scenario:
         ValueError
             Where nothing varies.
         """
-        from meshwise.strategies.loads.loaded_step import LoadedCosts
+        from meshwise.strategies.loads.loaded_costs import LoadedCosts
 
         if self.loads is None:
             raise ValueError(f"{self.file}: loads: draws need a load that varies, met none")

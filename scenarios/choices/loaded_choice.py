@@ -17,7 +17,8 @@ from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.ranking import Candidate, Ranking, fits, ranking
-from meshwise.strategies.loads.loaded_step import LoadedCosts, LoadedStep
+from meshwise.strategies.loads.loaded_costs import LoadedCosts
+from meshwise.strategies.loads.loaded_step import LoadedStep
 from meshwise.strategies.operators.operator_plan import cuts_operators
 from meshwise.strategies.plan.completion import recover_layout
 from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, TENSOR_ROWS

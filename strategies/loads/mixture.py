@@ -58,9 +58,9 @@ class Mixture:
         ``loads`` has a row for each data rank, or one row for all, and a column for each microbatch: the index of a
         level, or a number between those of two.
         """
-        first = float(loads.max())
-        if loads.min() == first and first.is_integer():
-            return step_time(self.programs[int(first)], engine)
+        largest = float(loads.max())
+        if loads.min() == largest and largest.is_integer():
+            return step_time(self.programs[int(largest)], engine)
         task_loads = self._place_loads(loads)
         if engine != "longest_path":
             return step_time(self.mix(task_loads), engine)

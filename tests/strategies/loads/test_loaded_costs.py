@@ -15,10 +15,11 @@ from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.loads import loaded_step
+from meshwise.strategies.loads import loaded_costs
 from meshwise.strategies.loads.lengths import Lengths
 from meshwise.strategies.loads.levels import Level, build_level_problem
-from meshwise.strategies.loads.loaded_step import DEVICES, EXPERTS, LENGTHS, LoadedCosts, LoadedStep
+from meshwise.strategies.loads.loaded_costs import LoadedCosts
+from meshwise.strategies.loads.loaded_step import DEVICES, EXPERTS, LENGTHS, LoadedStep
 from meshwise.strategies.loads.loads import Loads, Stragglers
 from meshwise.strategies.loads.spread import LogNormal, Measured
 from meshwise.strategies.lowering.lower import lower
@@ -95,7 +96,7 @@ def test_steps_lie_between_those_of_the_least_and_the_full_load(
     monkeypatch: pytest.MonkeyPatch, name: str, packing: str, order: str
 ) -> None:
     # as longest paths: on shared links a transfer that is late may meet others, so that less work may take longer
-    monkeypatch.setattr(loaded_step, "MOST_EVENTS", 0)
+    monkeypatch.setattr(loaded_costs, "MOST_EVENTS", 0)
     full = SimulatedCost(make_problem()).step_time(make_plan(name)) * (1 + 1e-12)
     step = weigh(name, Loads(MIXED, packing, order, draws=6))
     least = weigh(name, Loads(Lengths((8,), (1.0,)), packing))
@@ -109,7 +110,7 @@ def test_steps_lie_between_those_of_the_least_and_the_full_load(
 def test_long_steps_share_links_as_full_sequences_do(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     costs = LoadedCosts(make_problem(), SPEC, Loads(Lengths((24, 64), (0.5, 0.5)), draws=8))
     events = costs.weigh(make_plan(name))
-    monkeypatch.setattr(loaded_step, "MOST_EVENTS", 0)
+    monkeypatch.setattr(loaded_costs, "MOST_EVENTS", 0)
     paths = costs.weigh(make_plan(name))
     full, alone = (SimulatedCost(make_problem(), engine).step_time(make_plan(name)) for engine in ENGINES)
     assert (events.engine, paths.engine) == ENGINES
