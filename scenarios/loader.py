@@ -22,6 +22,7 @@ from meshwise.scenarios.inputs.cluster_file import (
     with_conditions,
 )
 from meshwise.scenarios.inputs.graph_file import GraphModel, load_graph
+from meshwise.scenarios.inputs.loads import build_loads
 from meshwise.scenarios.inputs.named_files import load_model, resolve_reference, with_schedule
 from meshwise.scenarios.inputs.plan_table import (
     PLAN_KEYS,
@@ -33,7 +34,8 @@ from meshwise.scenarios.inputs.plan_table import (
 from meshwise.scenarios.inputs.remarks import list_assumptions, list_unusual
 from meshwise.scenarios.intervals import with_margin
 from meshwise.scenarios.scenario import Measured, Scenario, SearchSettings
-from meshwise.scenarios.schema.model import ModelTable, TransformerTable
+from meshwise.scenarios.schema.loads import build_spread
+from meshwise.scenarios.schema.model import ExpertsTable, ModelTable, TransformerTable
 from meshwise.scenarios.schema.plan import PlanDocument, PlanTable
 from meshwise.scenarios.schema.scenario import (
     FileCluster,
@@ -134,6 +136,7 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
         cluster = _with_launch(cluster, parts["training"])
     default_algorithm = "joint" if isinstance(spec, GraphModel) else "auto"
     search = _build_search(parts.get("search"), document, faults, default_algorithm)
+    loads = build_loads(parts, spec, document, faults)
     problem = plan = None
     if spec and training and cluster:
         problem = _build_problem(spec, training, cluster, document, faults)
@@ -163,6 +166,7 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
         framework,
         kernels=table.training.kernels,
         loss=table.training.loss,
+        loads=loads,
     )
 
 
@@ -214,12 +218,20 @@ def _build_spec(table: ModelTable | None, document: Document, faults: Faults) ->
 def _build_transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:
     path: FieldPath = ("model", "transformer")
     num_faults = len(faults)
-    experts = _build_part(Experts, table.experts, document, (*path, "experts"), faults)
+    experts = _build_experts(table.experts, document, (*path, "experts"), faults)
     latent = _build_part(LatentAttention, table.latent, document, (*path, "latent"), faults)
     if len(faults) > num_faults:
         return None
     parts = {"kv_heads": table.kv_heads or table.heads, "experts": experts, "latent": latent}
     return _build_value(Transformer, dict(table) | parts, document, path, faults)
+
+
+def _build_experts(table: ExpertsTable | None, document: Document, path: FieldPath, faults: Faults) -> Experts | None:
+    """Return the experts of a table; an imbalance that varies counts with its median."""
+    if table is None:
+        return None
+    imbalance = build_spread(table.imbalance).find_quantile(0.5)
+    return _build_value(Experts, dict(table) | {"imbalance": imbalance}, document, path, faults)
 
 
 def _build_part(kind: type[T], table: Table | None, document: Document, path: FieldPath, faults: Faults) -> T | None:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
     from meshwise.executor.job import Job
     from meshwise.executor.launch.run import Run
     from meshwise.executor.options import RunOptions
+    from meshwise.scenarios.choices.loaded_choice import LoadedChoice
     from meshwise.scenarios.choices.setup_choice import Choice
     from meshwise.scenarios.files.errors import Fault
     from meshwise.scenarios.interchange.targets import Acceptance
     from meshwise.scenarios.long_run import RunSettings
     from meshwise.scenarios.oracle_check import Check
     from meshwise.scenarios.simulation import Simulation
+    from meshwise.strategies.evaluation import Trial
+    from meshwise.strategies.loads.loaded_costs import LoadedCosts
+    from meshwise.strategies.loads.loads import Loads
     from meshwise.strategies.operators.choices import Pin
     from meshwise.strategies.search.driver import Progress, SearchResult, SearchResults
 
@@ -166,6 +171,8 @@ class Scenario:
         where none was asked for.
     kernels, loss
         Words for how kernels and the loss run, where the scenario says so; None where its framework decides.
+    loads
+        What varies from step to step; None where nothing does.
     """
 
     name: str
@@ -182,6 +189,7 @@ class Scenario:
     asked_target: str | None = None
     kernels: str | None = None
     loss: str | None = None
+    loads: "Loads | None" = None
 
     @property
     def target(self) -> str | None:
@@ -292,10 +300,28 @@ class Scenario:
         from meshwise.scenarios.simulation import simulate_plan
 
         result = simulate_plan(self.problem, self.choose_plan(plan), engine, self.assumptions)
+        if self.loads is not None and result.fits:
+            result = replace(result, loads=self.make_loaded_costs().weigh(result.plan))
         return result if self.run is None else self.run.extend_simulation(result, self.problem.cluster)
+
+    def make_loaded_costs(self) -> "LoadedCosts":
+        """Return the cost model of plans under the scenario's loads, all of them under the same draws.
+
+        Raises
+        ------
+        ValueError
+            Where nothing varies.
+        """
+        from meshwise.strategies.loads.loaded_costs import LoadedCosts
+
+        if self.loads is None:
+            raise ValueError(f"{self.file}: loads: draws need a load that varies, met none")
+        return LoadedCosts(self.problem, self.spec, self.loads)
 
     def search(self, algorithm: str | None = None, **options: Any) -> "SearchResult | Choice":
         """Return the best plan that a search finds; or the best machine, batch and plan of a whole run.
+
+        Under loads that vary the best plan is that of `choose_loaded`, with the evaluation of full sequences.
 
         Both results have ``best.plan``, ``best.evaluation`` and ``gap``.
 
@@ -321,8 +347,18 @@ class Scenario:
 
         asked, rest = split_options(self, options)
         if not asked:
-            return self.search_plan(algorithm, **rest)
+            return self._weigh_result(self.search_plan(algorithm, **rest), rest)
         return search_setups(self, asked, {"algorithm": algorithm} | rest)
+
+    def _weigh_result(self, result: "SearchResult", options: dict[str, Any]) -> "SearchResult":
+        """Return a result with the best plan under loads that vary, found in the time that its search has left."""
+        if self.loads is None:
+            return result
+        from meshwise.scenarios.choices.loaded_choice import weigh_result
+
+        limit = self.limit_seconds(options.get("budget"), options.get("seconds"))
+        end = inf if limit is None else perf_counter() + max(limit - result.wall_time, MIN_SECONDS)
+        return weigh_result(self, result, lambda: end - perf_counter())[0]
 
     def search_plan(
         self,
@@ -386,6 +422,28 @@ class Scenario:
                 progress=progress,
             )
         return judge_result(cost_model, result)
+
+    def choose_loaded(self, best: "Trial", seconds: float | None = None) -> "LoadedChoice":
+        """Return the best plan at a quantile of the steps that the scenario's loads make differ.
+
+        Parameters
+        ----------
+        best
+            The best plan of a search for full sequences, ``search_plan().best``: it and fast plans of the space are
+            compared.
+        seconds
+            Time limit.
+
+        Raises
+        ------
+        ValueError
+            Where nothing varies.
+        """
+        from meshwise.scenarios.choices.loaded_choice import choose_loaded
+        from meshwise.simulator.deadline import unlimited_seconds
+
+        end = perf_counter() + (seconds or 0.0)
+        return choose_loaded(self, best, unlimited_seconds if seconds is None else lambda: end - perf_counter())
 
     def limit_seconds(self, budget: int | None, seconds: float | None) -> float | None:
         """Return the time limit of a search in seconds: the argument, else the setting or default; None for none."""

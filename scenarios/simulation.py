@@ -30,6 +30,7 @@ from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.critical_path import critical_path
+from meshwise.strategies.loads.loaded_step import LoadedStep
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
@@ -78,7 +79,8 @@ class Simulation:
     when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
     ``memory_capacity`` is the memory of a device that the framework reports, and ``memory_usable`` the largest
     ``peak_memory`` that a search takes. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
-    ``wall_time`` the seconds that the simulation took.
+    ``wall_time`` the seconds that the simulation took. ``loads`` are step times under loads that vary, where the
+    scenario has some; all other figures are of a step of full sequences.
     """
 
     problem: Problem
@@ -110,6 +112,7 @@ class Simulation:
     wall_time: float
     assumptions: tuple[str, ...]
     goodput: Goodput | None = None
+    loads: LoadedStep | None = None
 
     __repr__ = brief_repr(
         "plan", "step_time", "mfu", "fits", "peak_memory", "memory_capacity", "bubble", "engine", "ranks"
@@ -117,7 +120,7 @@ class Simulation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-ready data, without problem, plan and timeline."""
-        excluded_names = ("problem", "plan", "timeline", "goodput")
+        excluded_names = ("problem", "plan", "timeline", "goodput", "loads")
         scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in excluded_names}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
         tables = {
@@ -128,7 +131,8 @@ class Simulation:
             "peak_memory_interval_runs": describe_peak_runs(self.problem.training.framework),
             "assumptions": list(self.assumptions),
         }
-        return scalars | goodput | tables
+        loads = {"loads": self.loads.to_json()} if self.loads else {}
+        return scalars | goodput | loads | tables
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row for each span of the step: rank class, stream, operators, begin and end in seconds."""

@@ -10,7 +10,7 @@ import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.pictures.search import draw_search
-from meshwise.scenarios.commands.loading import load_scenario
+from meshwise.scenarios.commands.loading import load_scenario, tell_usual_loads
 from meshwise.scenarios.commands.options import Budget, ClusterFile, Json, ScenarioName, Seconds, Seed
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.search_progress import follow_search
@@ -59,6 +59,7 @@ def compare(
     """Run several algorithms on one problem: quality against evaluations and against time."""
     check_page(report)
     value = load_scenario(scenario, cluster=cluster)
+    tell_usual_loads(value)
     names = _parse_algorithms(algorithms)
     for name in names:
         value.search_settings.make_algorithm(name, seed)  # a wrong name is an error before the first search

@@ -26,7 +26,7 @@ from meshwise.executor.options import (
 )
 from meshwise.executor.training.checkpoint import list_checkpoints
 from meshwise.scenarios.closed_loop import ClosedLoop, close_loop
-from meshwise.scenarios.commands.loading import load_scenario
+from meshwise.scenarios.commands.loading import load_scenario, tell_usual_loads
 from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.run_report import follow, tell_run, to_json, write_run
@@ -146,6 +146,7 @@ def execute(
         resume=resume,
     )
     value = load_scenario(scenario, plan, cluster)
+    tell_usual_loads(value)
     if module is None:
         value.to_executable_spec()  # what cannot be run under any plan is told before a plan is asked for
     value = replace(value, problem=value.to_target_problem(EXECUTE))  # what runs is priced as what runs it

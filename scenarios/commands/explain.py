@@ -13,7 +13,7 @@ import typer
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import explanation_lines, nothing_fits_lines
 from meshwise.reports.pictures.pareto import draw_fronts
-from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document, tell_usual_loads
 from meshwise.scenarios.commands.options import Brave, ClusterFile, Json, ScenarioName, SearchTarget
 from meshwise.scenarios.commands.page import PageFile, check_page, write_page
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, list_remarks, note, print_rows
@@ -59,6 +59,7 @@ def explain(
     check_page(report)
     question = Question(parse_question(why_not) if why_not is not None else {}, lost, price)
     value = load_scenario(scenario, plan, cluster, target, brave=brave)
+    tell_usual_loads(value)
     if plan is not None and value.plan is None:
         raise ValueError(f"{plan}: a plan is needed")
     ticker, end = Ticker(), time.process_time() + seconds

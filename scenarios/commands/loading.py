@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from meshwise.scenarios.console import note
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.loader import find_target, load, move_to_cluster_file
 from meshwise.scenarios.scenario import FRAMEWORK_OF, Scenario
@@ -31,6 +32,14 @@ def load_scenario(
     if brave:
         value = value.without_margin()
     return value if target is None else value.for_target(target)
+
+
+def tell_usual_loads(scenario: Scenario) -> None:
+    """Say on stderr, where loads vary, that a command does not look at that."""
+    if scenario.loads is not None:
+        note(
+            "loads that vary are for simulate and search: here sequences are full, experts usual and no device is slow"
+        )
 
 
 def add_plan_target(scenario: Scenario, plan: str | None) -> Scenario:

@@ -12,10 +12,12 @@ import typer
 
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
+from meshwise.reports.loads import loaded_choice_lines
 from meshwise.scenarios.choices.keywords import refuse_options
+from meshwise.scenarios.choices.loaded_choice import LoadedChoice, weigh_result
 from meshwise.scenarios.choices.robust_choice import check_robust, choose_robust
 from meshwise.scenarios.choices.ties import Tie, find_tie
-from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document
+from meshwise.scenarios.commands.loading import describe_pricing, load_scenario, pricing_document, tell_usual_loads
 from meshwise.scenarios.commands.options import (
     Brave,
     Budget,
@@ -196,6 +198,7 @@ def search(
         }
         plan_options |= {"workers": None if workers == 1 else workers, "seed": seed, "robust": robust, "report": report}
         refuse_options(named, plan_options, "--")
+        tell_usual_loads(value)
         limit = value.limit_seconds(None, seconds)
         search_setups(
             value,
@@ -227,10 +230,12 @@ def search(
             executor=executor,
         )
     ticker.clear()
-    keep(result.best)
     # without a limit, what follows gets its own time from now on
     time_left = start_timer(SEARCH_SECONDS) if limit is None else time_left
+    result, loaded_choice = weigh_result(value, result, time_left)
+    keep(result.best)
     answer = _Answer(value, result, to_json(result, value.problem) | pricing_document(value) | {"brave": brave})
+    answer.add_loads(loaded_choice)
     answer.add_tie(time_left)
     answer.add_trainers(time_left, budget, out)
     if robust is not None:
@@ -258,11 +263,18 @@ class _Answer:
         self.runnable_file: str | None = None
         self.robust_plan: Plan | None = None
         self.tie: Tie | None = None
+        self.loaded_choice: LoadedChoice | None = None
+
+    def add_loads(self, choice: LoadedChoice | None) -> None:
+        """Add how the best plan was chosen under loads that vary."""
+        self.loaded_choice = choice
+        if choice is not None:
+            self.document["loads"] = choice.to_json()
 
     def add_tie(self, time_left: TimeLeft) -> None:
         """Add the plan that is as fast as the best one and takes less, where there is one."""
         best = self.result.best
-        if best is not None and not self.interrupted and self.result.certificate is None:
+        if best is not None and not self.interrupted and self.result.certificate is None and self.loaded_choice is None:
             own_time = start_timer(TIE_SECONDS)
             try:
                 self.tie = find_tie(self.value, best, self.result.trials, lambda: min(time_left() - GRACE, own_time()))
@@ -319,6 +331,8 @@ class _Answer:
             print_rows(self._list_lines(self.result.best))
             if self.runnable_file is not None:
                 note(f"the plan that is fastest to run is in {self.runnable_file}")
+            if "loads" in self.document:
+                print("\n".join(loaded_choice_lines(self.document["loads"])))
             if "robust" in self.document:
                 print("\n".join(robust_lines(self.document["robust"])))
 
@@ -338,7 +352,8 @@ class _Answer:
             yield from ((f"  stage {number}", line) for number, line in enumerate(lines[:MOST_STAGES]))
             if len(lines) > MOST_STAGES:
                 yield "", f"and {len(lines) - MOST_STAGES} more (--out writes all)"
-        yield "step time", format_time(best.evaluation.step_time)
+        full = " with full sequences" if value.loads is not None and value.loads.lengths is not None else ""
+        yield "step time", format_time(best.evaluation.step_time) + full
         devices = problem.cluster.accelerators
         usable, reported = min((problem.usable_memory(device), device.memory) for device in devices)
         yield "peak memory", f"{format_size(peak)}; {describe_room(usable, reported)}"
@@ -351,7 +366,7 @@ class _Answer:
         if needs_runnable(value, self.places):
             yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.count}"
-        yield "gap", describe_gap(result.gap) + extent
+        yield "gap", describe_gap(result.gap) + extent + full
         yield from _describe_scope(result.scope)
         if result.certificate is not None:
             yield "sum of operators' costs", _describe_proof(result.certificate)

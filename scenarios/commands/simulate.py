@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwise.reports.explanation import changes_lines
+from meshwise.reports.loads import list_loads_rows
 from meshwise.reports.pictures.goodput import draw_goodput
 from meshwise.reports.pictures.memory import draw_memory
 from meshwise.reports.pictures.timeline import draw_timeline
@@ -223,6 +224,8 @@ def _print_step(value: "Scenario", plan: str, document: dict[str, Any], *, verbo
     print_rows([("scenario", value.name), *list_remarks(value), ("priced as", pricing), ("plan", plan)])
     other_assumptions = [line for line in document["assumptions"] if line not in value.remarks]
     print_result(console(), document | {"assumptions": other_assumptions}, verbose=verbose)
+    if "loads" in document:
+        print_rows(list_loads_rows(document["loads"]))
     if "goodput" in document:
         print_rows(_list_goodput_rows(document["goodput"]))
 

@@ -22,8 +22,8 @@ from meshwise.scenarios.published.recompute import keeps_every_second_product, k
 from meshwise.scenarios.published.row import Row, Skip
 from meshwise.scenarios.published.words import read_attention, read_offload, read_schedule
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
+from meshwise.scenarios.schema.loads import MAX_SEQUENCE
 from meshwise.scenarios.schema.plan import MAX_BATCH
-from meshwise.scenarios.schema.scenario import MAX_SEQUENCE
 from meshwise.simulator.machine.compute import PRODUCTS
 from meshwise.simulator.operator_graph import GATES, Block, OperatorGraph, OperatorKind
 from meshwise.strategies.plan.layout import Layout

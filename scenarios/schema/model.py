@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
+from meshwise.scenarios.schema.loads import AnySpread
 from meshwise.simulator.models.attention import ATTENTION_KERNELS
 from meshwise.simulator.models.hugging_face import MAX_LAYERS, MAX_WIDTH
 from meshwise.simulator.models.presets import MODELS
@@ -32,7 +33,10 @@ class ExpertsTable(Table):
     )
     score_bias: bool = False
     capacity_factor: Factor = Field(default=1.0, description="Slots of an expert over its mean number of tokens.")
-    imbalance: Factor = Field(default=1.0, description="Tokens of the most loaded expert over the mean.")
+    imbalance: AnySpread = Field(
+        default=1.0,
+        description="Tokens of the most loaded expert over the mean: one value, a distribution, or measured values.",
+    )
 
 
 class LatentAttentionTable(Table):

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, 
 from meshwise.scenarios.files.amounts import parse_amount, parse_counts, parse_dollars, parse_duration, parse_price
 from meshwise.scenarios.files.fields import Count, Delay, OneOf, Quantity, Table, Text, Time, tag_by_key
 from meshwise.scenarios.schema.cluster import MAX_DEVICES, ClusterTable, ConditionsTable, MixedClusterTable
+from meshwise.scenarios.schema.loads import MAX_SEED, MAX_SEQUENCE, AnyLengths, LoadsTable, Order, Packing
 from meshwise.scenarios.schema.model import ModelTable
 from meshwise.scenarios.schema.plan import MAX_BATCH, AnyPlan, AnySpace, SpaceTable
 from meshwise.simulator.catalog import cluster_names
@@ -32,7 +33,6 @@ from meshwise.strategies.search.objective import Objective
 
 MAX_STEPS = 10**9
 MAX_SPARES = 1_000_000
-MAX_SEED = 2**63 - 1
 MAX_RUNS = 1000
 
 
@@ -130,7 +130,6 @@ class RunTable(Table):
         return self
 
 
-MAX_SEQUENCE = 10**8
 MAX_ACTIONS = 1_000_000
 """Most stages times microbatches of one plan."""
 MIN_STEADY_STEPS = 6
@@ -187,6 +186,28 @@ class TrainingTable(Table):
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
     frozen: bool = Field(default=False, description="Whether only low-rank adapters are trained, which cost nothing.")
+    sequence_lengths: AnyLengths | None = Field(
+        default=None,
+        description="Lengths of samples with their shares, or a file of lengths (CSV, JSON lines) relative to the "
+        "scenario. Longer ones are cut to the sequence. Default: every sample fills its sequence.",
+    )
+    packing: Packing | None = Field(
+        default=None,
+        description="What a sequence holds: none, a sample padded to the longest of its microbatch; pack, several "
+        "samples that do not attend to one another; fixed, a sample padded to the sequence. Default: none.",
+    )
+    sequence_order: Order | None = Field(
+        default=None,
+        description="How sequences come to data ranks and microbatches: in order of arrival, sorted by length, or in "
+        "balance, the heaviest first to the data rank with least work. Default: arrival.",
+    )
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "TrainingTable":
+        for name in ("packing", "sequence_order"):
+            if self.sequence_lengths is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} is of samples with sequence_lengths, met none; nearest: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_scaling(self) -> "TrainingTable":
@@ -195,9 +216,13 @@ class TrainingTable(Table):
         return self
 
 
+LOAD_FIELDS = ("sequence_lengths", "packing", "sequence_order")
+"""Fields of a training step that say how its loads vary."""
+
+
 def build_training(table: TrainingTable) -> Training:
     """Return the training step of a table, as the framework that it writes runs it; raise ``ValueError`` as it does."""
-    fields = table.model_dump(exclude={"kernels", "loss", "launch"})
+    fields = table.model_dump(exclude={"kernels", "loss", "launch", *LOAD_FIELDS})
     training, is_written = Training(**fields), "framework" in table.model_fields_set
     return training.run_by(table.framework, *_list_words(table, is_written=is_written))
 
@@ -294,3 +319,4 @@ class ScenarioTable(Table):
     search: SearchTable = SearchTable()
     measured: MeasuredTable | None = None
     run: RunTable | None = None
+    loads: LoadsTable | None = None

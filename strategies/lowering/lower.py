@@ -45,6 +45,7 @@ def lower(
     *,
     costs: StageCosts | None = None,
     folded: bool = True,
+    apart: bool = False,
 ) -> Program:
     """Return the program of one training step under ``plan``, or of several where its schedule has no flush.
 
@@ -57,6 +58,8 @@ def lower(
         Block and stage costs already computed for the problem.
     folded
         Whether equal ranks are simulated once; ``False`` simulates every rank.
+    apart
+        Whether data ranks are simulated apart, equal or not: microbatches of each may then differ.
 
     Raises
     ------
@@ -65,7 +68,7 @@ def lower(
     """
     costs = costs or StageCosts(problem)
     with pause_collection():
-        lowering = _StepLowering(_lower_passes(costs, plan, Granularity(granularity), folded=folded), plan)
+        lowering = _StepLowering(_lower_passes(costs, plan, Granularity(granularity), folded=folded, apart=apart), plan)
         return _lower_steady(lowering) if plan.asynchronous else lowering.build_program()
 
 
@@ -109,20 +112,24 @@ class _LoweredPasses:
 
 
 @lru_cache(maxsize=1)
-def _lower_generic_passes(costs: StageCosts, plan: Plan, granularity: Granularity, folded: bool) -> _LoweredPasses:
+def _lower_generic_passes(
+    costs: StageCosts, plan: Plan, granularity: Granularity, folded: bool, apart: bool
+) -> _LoweredPasses:
     """Return the passes of a plan.
 
     The latest result is kept, with the costs of its problem: what is asked next is often a plan that differs in its
     number of microbatches alone. It is kept here and not with the costs, to which it refers, for the two would then be
     a cycle that stays until the garbage collector finds it.
     """
-    machine = costs.machine(plan) if folded else costs.build_unfolded_machine(plan)
+    machine = (costs.machine_apart if apart else costs.machine if folded else costs.build_unfolded_machine)(plan)
     return _LoweredPasses(Cuts(costs, plan, machine, granularity))
 
 
-def _lower_passes(costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool) -> _LoweredPasses:
+def _lower_passes(
+    costs: StageCosts, plan: Plan, granularity: Granularity, *, folded: bool, apart: bool = False
+) -> _LoweredPasses:
     """Return the passes of a plan, for any number of microbatches."""
-    return _lower_generic_passes(costs, replace(plan, num_microbatches=ANY_COUNT), granularity, folded)
+    return _lower_generic_passes(costs, replace(plan, num_microbatches=ANY_COUNT), granularity, folded, apart)
 
 
 class _StepLowering(NamedTuple):

@@ -192,6 +192,7 @@ class _PlacedFields(NamedTuple):
     attention: Attention | None
     batches: tuple[int, ...]
     exchange_axes: tuple[str, ...]
+    apart: bool = False
 
 
 class PlanCosts(NamedTuple):
@@ -225,6 +226,10 @@ class StageCosts(StageWorks):
     def machine(self, plan: Plan) -> Machine:
         """Return the rank classes that a plan makes of the cluster."""
         return self._fold_machine(*self._list_placed_fields(plan))
+
+    def machine_apart(self, plan: Plan) -> Machine:
+        """Return the rank classes that a plan makes of the cluster where data ranks have other work."""
+        return self._fold_machine(*self._list_placed_fields(plan)._replace(apart=True))
 
     def build_unfolded_machine(self, plan: Plan) -> Machine:
         """Return a machine in which every rank is a class of its own."""

@@ -242,6 +242,25 @@ def test_a_straggler_takes_no_longer_than_it_is_slow() -> None:
     assert 1.2 * healthy < simulated("straggler").step_time <= 1.25 * healthy
 
 
+def test_samples_of_any_length_wait_less_in_balance_and_pad_less_packed() -> None:
+    arrival = simulated("varying-lengths").loads
+    balanced, packed = (
+        variant("varying-lengths", fields).loads
+        for fields in ({"training.sequence_order": "balance"}, {"training.packing": "pack"})
+    )
+    assert arrival and balanced and packed
+    # lengths of 128, 512, 1,024 and 2,048 tokens at shares of 0.3, 0.4, 0.2 and 0.1 have 653 tokens on average. The
+    # longest of four has 1 - 0.9^4 times 2,048, 0.9^4 - 0.7^4 times 1,024, 0.7^4 - 0.3^4 times 512, and else 128
+    longest = 2048 * (1 - 0.9**4) + 1024 * (0.9**4 - 0.7**4) + 512 * (0.7**4 - 0.3**4) + 128 * 0.3**4
+    assert arrival.padding == pytest.approx(1 - 653 / longest, abs=0.02)
+    (waiting,), (balanced_waiting,) = (dict(loads.waiting).values() for loads in (arrival, balanced))
+    assert balanced_waiting < waiting / 5
+    assert packed.padding is not None and packed.padding < 0.01
+    # packed, a step computes as many tokens as one of full sequences, with less attention
+    assert packed.high < simulated("varying-lengths").step_time
+    assert packed.tokens_per_second > 2.5 * arrival.tokens_per_second
+
+
 def test_copies_of_a_grid_hold_more_than_one_grid_of_all_ranks() -> None:
     # 4 grids of 16 have a 16th of the states where one of 64 has a 64th
     deep, flat = simulated("tensor-parallel-2.5d"), variant("tensor-parallel-2.5d", ONE_GRID)

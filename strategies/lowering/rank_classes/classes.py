@@ -352,10 +352,11 @@ def unfold(placed: PlacedMesh) -> ClassTable:
 def _colour_ranks(placed: PlacedMesh) -> Colours:
     """Return the first colour of every rank, by its pipeline position, device and size of microbatches.
 
-    A rank that serves parameters differs from others.
+    A rank that serves parameters differs from others, and so do data ranks that are simulated apart.
     """
     positions = placed.mesh.coordinates(PIPELINE)
     colours = combine(mix(positions), mix(placed.cluster.device_kinds[placed.devices]))
-    if placed.central:
-        colours = combine(colours, mix(np.minimum(list_data_ranks(placed.mesh), 1)))
+    if placed.central or placed.apart:
+        data_ranks = list_data_ranks(placed.mesh)
+        colours = combine(colours, mix(data_ranks if placed.apart else np.minimum(data_ranks, 1)))
     return combine(colours, mix(placed.sequences)) if placed.batches else colours

@@ -97,6 +97,8 @@ class PlacedMesh:
         Sizes of the data ranks' microbatches where they are not all equal.
     exchange_axes
         Operator axes along which all-to-alls run.
+    apart
+        Whether data ranks have other work, so that each is simulated by itself.
     """
 
     cluster: Cluster
@@ -111,6 +113,7 @@ class PlacedMesh:
     attention: Attention | None = None
     batches: tuple[int, ...] = ()
     exchange_axes: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def extra_collectives(self) -> dict[str, Collective]:
