@@ -19,6 +19,7 @@ from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading, offlo
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, Embeddings, parse_embeddings
 
 ZERO_STAGES = (0, 1, 2, 3)
 """Stages of ZeRO: data ranks share nothing, the optimizer's states, gradients too, parameters too."""
@@ -201,6 +202,8 @@ class StepDecisions:
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Other devices
         stay idle.
+    embeddings
+        Where embedding tables are (`meshwise.strategies.tables.embeddings`).
     """
 
     microbatch: Microbatch = decision(
@@ -348,6 +351,16 @@ class StepDecisions:
         Level.FAMILY,
         words="ranks not placed in order",
         parse=lambda devices: tuple(map(int, devices)),
+    )
+    embeddings: Embeddings = decision(
+        NO_EMBEDDINGS,
+        "Where embedding tables are: one word for all, or placements by table.",
+        Level.FAMILY,
+        words=str,
+        parse=parse_embeddings,
+        extent="all replicated; `tables` chooses among the others",
+        left_out="embedding tables that are cut, or on hosts",
+        never_tried=True,
     )
 
 

@@ -233,7 +233,7 @@ class Plan(StepDecisions):
                 degrees += f" x {name} {self.mesh.size(name)}"
                 degrees += f" ({self.attention})" if name == CONTEXT and self.attention else ""
         parts = [degrees]
-        parts += [f"experts over {self.expert}"] if self.expert > 1 else []
+        parts += [f"experts over {self.expert}"] if self.expert > 1 and not self.embeddings else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         microbatches = "microbatch" if self.num_microbatches == 1 else "microbatches"
@@ -252,8 +252,8 @@ class Plan(StepDecisions):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with the version of the format."""
         keys = {item.name: item.key for item in STEP_DECISIONS}
-        # these two have documents of their own, shorter than the nested fields of asdict
-        values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload")}
+        # these have documents of their own, shorter than the nested fields of asdict
+        values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload", "embeddings")}
         return {"version": PLAN_VERSION} | {keys.get(name, name): value for name, value in values.items()}
 
     @classmethod

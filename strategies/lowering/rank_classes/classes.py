@@ -31,6 +31,7 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     refine,
 )
 from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, list_data_ranks
+from meshwise.strategies.plan.offloading import HOST_KINDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +149,9 @@ class ClassTable:
 
     @cached_property
     def group_of(self) -> dict[str, tuple[int, ...]]:
-        """The group class of every rank class, for the kinds of `GROUPS`."""
+        """The group class of every rank class, for the kinds of `GROUPS` and of copies between a rank and its host."""
         result = {}
-        for kind in GROUPS:
+        for kind in (*GROUPS, *HOST_KINDS):
             if kind in self.tables:
                 table = self.tables[kind]
                 group_classes = [-1] * len(self)

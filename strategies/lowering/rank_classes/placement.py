@@ -97,6 +97,8 @@ class PlacedMesh:
         Sizes of the data ranks' microbatches where they are not all equal.
     exchange_axes
         Operator axes along which all-to-alls run.
+    shares_tables
+        Whether data ranks share embedding tables along the axis of experts.
     """
 
     cluster: Cluster
@@ -111,6 +113,7 @@ class PlacedMesh:
     attention: Attention | None = None
     batches: tuple[int, ...] = ()
     exchange_axes: tuple[str, ...] = ()
+    shares_tables: bool = False
 
     @property
     def extra_collectives(self) -> dict[str, Collective]:
