@@ -33,6 +33,8 @@ from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.tables.report import describe_tables
+from meshwise.strategies.tables.table import list_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +130,7 @@ class Simulation:
             "peak_memory_interval_runs": describe_peak_runs(self.problem.training.framework),
             "assumptions": list(self.assumptions),
         }
-        return scalars | goodput | tables
+        return scalars | goodput | tables | describe_plan_tables(self.problem, self.plan)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row for each span of the step: rank class, stream, operators, begin and end in seconds."""
@@ -167,6 +169,14 @@ class Simulation:
             picture = Path(folder) / "timeline.png"
             self.plot(picture)
             return to_html(self.plan.describe(), list_result_rows(self.to_json()), picture.read_bytes())
+
+
+def describe_plan_tables(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """Return ``embedding_tables``, how they lie, where data ranks share some; else nothing."""
+    if not plan.embeddings:
+        return {}
+    tables, samples = list_tables(problem.graph), plan.sequences * plan.data
+    return {"embedding_tables": describe_tables(tables, plan.embeddings, samples, plan.data)}
 
 
 def build_page_report(result: Simulation, title: str, **extra_parts: Any) -> Report:

@@ -12,7 +12,7 @@ from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.models.hugging_face import MAX_LAYERS
-from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Decision
+from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, UNLIMITED, Decision
 from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, StepPlace, offloading
 from meshwise.strategies.plan.plan import PLAN_VERSION
@@ -243,10 +243,10 @@ _SPECIAL_CHOICES: dict[str, Any] = {
 
 
 def _build_limit_fields() -> dict[str, Any]:
-    """Return a field with a list of values for every decision that a space limits, which are all but placement."""
+    """Return a field with a list of values for every decision that a space limits, which are all but `UNLIMITED`."""
     fields: dict[str, Any] = {}
     for decision in DECISIONS.values():
-        if decision.name != "placement":
+        if decision.name not in UNLIMITED:
             kind = _SPECIAL_CHOICES.get(decision.name, _find_type(decision))
             max_values = 2 if kind is bool else 256 if decision.name in ("recompute", "offload") else 64
             list_type = Annotated[list[kind], Field(min_length=1, max_length=max_values)]  # type: ignore[valid-type]

@@ -288,9 +288,12 @@ class StageCosts(StageWorks):
         if not plan.embeddings:
             return None
         loads = self.blocks.table_loads(self.find_keys(plan).cut, plan.sequences)
-        network, devices = interconnect(self.problem.cluster), self.machine(plan).table.placed.devices
-        hosts = tuple(network.host_of(devices).tolist())
-        return find_bytes(loads, hosts, pipelined=plan.embeddings.pipelined)
+        return find_bytes(loads, self.list_rank_hosts(plan), pipelined=plan.embeddings.pipelined)
+
+    def list_rank_hosts(self, plan: Plan) -> tuple[int, ...]:
+        """Return the number of the host of every rank."""
+        devices = self.machine(plan).table.placed.devices
+        return tuple(interconnect(self.problem.cluster).host_of(devices).tolist())
 
     def list_host_shares(self, plan: Plan) -> tuple[HostShare, ...]:
         """Return what ranks keep on their hosts for the whole step, by position; a tied parameter is there once."""

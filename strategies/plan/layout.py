@@ -358,9 +358,6 @@ class StepDecisions:
         Level.FAMILY,
         words=str,
         parse=parse_embeddings,
-        extent="all replicated; `tables` chooses among the others",
-        left_out="embedding tables that are cut, or on hosts",
-        never_tried=True,
     )
 
 
@@ -497,6 +494,10 @@ DECISIONS = _list_decisions()
 
 STEP_DECISIONS = tuple(DECISIONS[item.name] for item in fields(StepDecisions))
 """The decisions that a complete plan has as fields; its mesh and stages have the others."""
+
+UNLIMITED = ("placement", "embeddings")
+"""The decisions that a space does not limit: instead of the placement it limits the number of devices, and tables are
+placed by an algorithm of their own."""
 
 DEGREES = tuple(name for name, item in DECISIONS.items() if item.level is Level.DEGREE)
 """The degrees of parallelism."""
