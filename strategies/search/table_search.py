@@ -25,6 +25,7 @@ from meshwise.strategies.tables.placement import (
     PlacedTables,
     PlacementProblem,
     Rates,
+    has_even_columns,
     place_greedily,
     place_tables,
 )
@@ -95,7 +96,9 @@ def _list_placements(
     placement_problem = build_placement_problem(stage_costs, costs, layout)
     placed, greedy = place_tables(placement_problem, gap=gap, max_nodes=max_nodes), place_greedily(placement_problem)
     found = [item for item in (greedy, placed) if item is not None]
-    values = {Embeddings(default=TablePlacement(cut)): NO_CERTIFICATE for cut in TableCut}
+    has_columns = all(has_even_columns(table, layout.data) for table in placement_problem.tables)
+    cuts = [cut for cut in TableCut if cut is not TableCut.COLUMNS or has_columns]
+    values = {Embeddings(default=TablePlacement(cut)): NO_CERTIFICATE for cut in cuts}
     values |= {placement_problem.build_embeddings(item.choice): _certify(item, placed) for item in found}
     for embeddings, certificate in values.items():
         yield embeddings, certificate

@@ -42,7 +42,8 @@ class TableCut(StrEnum):
 
 TABLE_OPTIMIZERS = {"rowwise_adagrad": (4, 0), "sgd": (0, 0), "adagrad": (0, 4), "adam": (0, 8)}
 """Bytes of state for a row and for an element of a table, in fp32, by optimizer. Row-wise AdaGrad keeps one sum of
-squares a row (FBGEMM, ``EmbOptimType.EXACT_ROWWISE_ADAGRAD``)."""
+squares a row (FBGEMM, ``EmbOptimType.EXACT_ROWWISE_ADAGRAD``). Rows of 16 bits have no main copy: FBGEMM rounds them
+stochastically."""
 
 HOST_WORD = "host"
 """The word for a table on the hosts, none of whose rows are cached on devices."""
@@ -139,6 +140,8 @@ class Embeddings:
         return any(placement.cut is not TableCut.REPLICATED for placement in self.placements)
 
     def __str__(self) -> str:
+        if not self:
+            return "replicated tables"
         counts: dict[str, int] = {}
         for _, placement in self.tables:
             word = f"{placement.cut} on hosts" if placement.cache is not None else str(placement.cut)

@@ -11,7 +11,9 @@ With G samples on N ranks, h look-ups and v vectors a sample and rows of b bytes
 Those are the sizes of TorchRec's planner [1]_. Backward moves vectors the other way, a reduce-scatter as an all-gather.
 The gradient of a row is the sum of those of its look-ups, and each row that was looked up is read and written once
 [2]_: their number is that of `meshwise.strategies.tables.popularity.expect_distinct`. Look-ups fall evenly on the parts
-of a table that is cut by rows, as where indices are hashed.
+of a table that is cut by rows, as where indices are hashed. Rows and their states lie apart, and what is read or
+written of a row takes whole sectors of the device's memory [5]_. Kernels are slower where a rank's rows are narrow: as
+slow as if they moved more bytes, by the factors of TorchRec's planner [6]_.
 
 Of a table on hosts the rows that no cache has come to the device once a microbatch, with their states, and go back once
 they are updated; those of the cache stay [3]_ [4]_. The sort of indices that backward begins with is not counted.
@@ -24,6 +26,9 @@ References
    cache that a batch uses are not evicted before it has updated them).
 .. [4] Lian et al. 2021, "Persia: an open, hybrid system scaling deep learning-based recommenders up to 100 trillion
    parameters", arXiv 2111.05897; MindSpore, "Host&Device heterogeneous" training (embeddings on hosts).
+.. [5] NVIDIA, CUPTI, ``CUpti_ActivityGlobalAccess2``: transactions with the L2 cache have 32 bytes.
+.. [6] pytorch/torchrec, ``distributed/planner/constants.py``: ``HALF_BLOCK_PENALTY`` and ``QUARTER_BLOCK_PENALTY``,
+   "empirical studies", for rows of 64 to 127 and of 32 to 63 elements; the latter stands here for narrower ones too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +38,12 @@ from typing import NamedTuple
 from meshwise.strategies.tables.embeddings import TABLE_OPTIMIZERS, Embeddings, TableCut, TablePlacement
 from meshwise.strategies.tables.popularity import compute_hit_rate, expect_distinct
 from meshwise.strategies.tables.table import Table
+
+SECTOR = 32
+"""Bytes that a device's memory moves at once."""
+
+BLOCK_PENALTIES = ((128, 1.0), (64, 1.15), (0, 1.75))
+"""Time of look-ups in rows of at least so many elements, over that of wide ones."""
 
 
 class TableLoad(NamedTuple):
@@ -45,7 +56,7 @@ class TableLoad(NamedTuple):
     host_parameters, host_states
         The same on the host.
     forward, backward
-        Read and written in the device's memory by look-ups, and by gradients with the update.
+        Read and written in the device's memory by look-ups, and by gradients with the update; more for narrow rows.
     host_copies
         Rows and states that come from the host, and go back as many.
     sent_indices, received_indices
@@ -112,6 +123,8 @@ def count_load(table: Table, placement: TablePlacement, sharing: Sharing) -> Tab
     row_state, element_state = TABLE_OPTIMIZERS[sharing.optimizer]
     row_bytes = table.row_bytes / by_columns
     state_bytes = row_state + element_state * table.width / by_columns
+    read_bytes, updated_bytes = _fill_sectors(row_bytes), _fill_sectors(row_bytes) + _fill_sectors(state_bytes)
+    penalty = next(factor for width, factor in BLOCK_PENALTIES if table.width / by_columns >= width)
     lookups, vectors = num_samples * table.lookups, num_samples * table.vectors
     num_rows, num_cached = table.rows / by_rows, count_cached(table, placement)
     num_kept = num_rows if placement.cache is None else num_cached / by_rows
@@ -127,8 +140,8 @@ def count_load(table: Table, placement: TablePlacement, sharing: Sharing) -> Tab
         states=num_kept * state_bytes,
         host_parameters=num_away * row_bytes,
         host_states=num_away * state_bytes,
-        forward=(lookups / by_rows + vectors) / local_share * row_bytes,
-        backward=lookups / by_rows * row_bytes + 2 * num_changed * (row_bytes + state_bytes),
+        forward=penalty * (lookups / by_rows * read_bytes + vectors * row_bytes) / local_share,
+        backward=penalty * (lookups / by_rows * row_bytes + 2 * num_changed * updated_bytes),
         host_copies=num_missed * (row_bytes + state_bytes),
         sent_indices=0.0 if is_local else lookups * table.index_size * by_columns / num_ranks,
         received_indices=0.0 if is_local else lookups * table.index_size / by_rows,
@@ -136,6 +149,11 @@ def count_load(table: Table, placement: TablePlacement, sharing: Sharing) -> Tab
         partial_sums=vectors * row_bytes if by_rows > 1 else 0.0,
         gradients=lookups * (row_bytes + table.index_size) if is_local else 0.0,
     )
+
+
+def _fill_sectors(size: float) -> int:
+    """Return the bytes of the sectors that so many bytes of a row lie in."""
+    return ceil(size / SECTOR) * SECTOR
 
 
 def count_cached(table: Table, placement: TablePlacement) -> int:

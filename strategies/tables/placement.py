@@ -38,6 +38,15 @@ MAX_NODES = 500
 """Nodes of the solver's tree, after which its best placement so far is taken: a limit of time would not repeat."""
 
 
+VECTOR = 4
+"""Elements of a row that FBGEMM's kernels read at once: rows are whole vectors."""
+
+
+def has_even_columns(table: Table, ranks: int) -> bool:
+    """Return whether the columns of a table are even shares of whole vectors."""
+    return table.width % (ranks * VECTOR) == 0
+
+
 class Rates(NamedTuple):
     """Seconds of a byte, and of an element of a replicated table.
 
@@ -100,7 +109,7 @@ class PlacementProblem:
         yield self._build_replica(table)
         yield self._build_option(table, TablePlacement(TableCut.SPARSE))
         yield self._build_option(table, TablePlacement(TableCut.ROWS))
-        if num_ranks > 1 and table.width % num_ranks == 0:
+        if num_ranks > 1 and has_even_columns(table, num_ranks):
             yield self._build_option(table, TablePlacement(TableCut.COLUMNS))
         if num_ranks > 1:
             for device in range(num_ranks):

@@ -23,7 +23,7 @@ def problems(draw: st.DrawFn, most_tables: int = 3, most_ranks: int = 3) -> Plac
             "embedding",
             f"bag_{index}",
             draw(st.integers(1, 10**6)),
-            draw(st.sampled_from((4, 12, 64))),
+            draw(st.sampled_from((4, 12, 64, 192))),
             draw(st.integers(1, 50)),
             1,
             popularity=draw(st.sampled_from((0.0, 0.8, 1.2))),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from meshwise import load
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.lowering.stage_costs import StageCosts
@@ -20,6 +21,7 @@ from meshwise.strategies.search.space import Space
 from meshwise.strategies.search.table_search import build_placement_problem
 from meshwise.strategies.tables.embeddings import parse_embeddings
 from meshwise.strategies.tables.placement import place_greedily, place_tables
+from meshwise.strategies.tables.table import list_tables
 
 from ...problems import IDEAL, problem
 from ...tables.recommender import recommender
@@ -49,6 +51,19 @@ def test_tables_that_fit_no_devices_go_to_hosts() -> None:
     result = search(Tables(), on_memory(60e6))
     assert find_best(result).uses_hosts
     assert search(BestFirst(), on_memory(60e6)).best is None
+
+
+def test_recommenders_of_the_gallery_get_plans_that_fit() -> None:
+    for name, needs_hosts in (("dlrm-dcnv2-tables-8-b300", False), ("dlrm-tables-8-h100", True)):
+        scenario = load(f"gallery/models/{name}")
+        graph, cluster = scenario.problem.graph, scenario.problem.cluster
+        weight = sum(table.nbytes for table in list_tables(graph))
+        assert (weight > cluster.num_devices * cluster.accelerator.memory) is needs_hosts
+        result = search(Tables(nodes=50), scenario.problem)
+        own = SimulatedCost(scenario.problem).evaluate(scenario.plan)
+        assert find_best(result).uses_hosts is needs_hosts
+        assert result.best is not None and result.best.evaluation.fits and own.fits
+        assert result.best.evaluation.step_time < own.step_time
 
 
 def test_nothing_fits_where_hosts_are_small_too() -> None:
