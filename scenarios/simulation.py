@@ -32,7 +32,7 @@ from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.tables.report import describe_tables
 from meshwise.strategies.tables.table import list_tables
 
@@ -176,7 +176,8 @@ def describe_plan_tables(problem: Problem, plan: Plan) -> dict[str, Any]:
     if not plan.embeddings:
         return {}
     tables, samples = list_tables(problem.graph), plan.sequences * plan.data
-    return {"embedding_tables": describe_tables(tables, plan.embeddings, samples, plan.data)}
+    node_ranks = count_node_ranks(problem, plan.data)
+    return {"embedding_tables": describe_tables(tables, plan.embeddings, samples, plan.data, node_ranks)}
 
 
 def build_page_report(result: Simulation, title: str, **extra_parts: Any) -> Report:

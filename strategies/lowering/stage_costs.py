@@ -28,6 +28,7 @@ from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.schedule import ActionKind
+from meshwise.strategies.tables.embeddings import TableCut
 from meshwise.strategies.tables.loads import TableBytes, find_bytes
 
 T = TypeVar("T")
@@ -195,6 +196,7 @@ class _PlacedFields(NamedTuple):
     batches: tuple[int, ...]
     exchange_axes: tuple[str, ...]
     shares_tables: bool
+    sums_in_nodes: bool
 
 
 class PlanCosts(NamedTuple):
@@ -249,6 +251,7 @@ class StageCosts(StageWorks):
             () if isinstance(plan.microbatch, int) else plan.microbatch,
             self.blocks.exchange_axes(stages.cut),
             bool(plan.embeddings),
+            any(placement.cut is TableCut.NODE_ROWS for _, placement in plan.embeddings.tables),
         )
 
     @memoise

@@ -19,7 +19,7 @@ from meshwise.strategies.plan.mesh import (
 from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
 from meshwise.strategies.plan.partition import count_stage_layers, partition_layers
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.rules import count_chunks, violations
 from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.tables.completion import complete_embeddings
@@ -39,7 +39,8 @@ def complete(problem: Problem, layout: Layout) -> Plan:
         raise ValueError(f"{violation.field}: {violation.message}")
     if layout.embeddings:  # data ranks share tables as they share experts
         tables, samples = list_tables(problem.graph), layout.sequences
-        embeddings = complete_embeddings(tables, layout.embeddings, samples, layout.data)
+        node_ranks = count_node_ranks(problem, layout.data)
+        embeddings = complete_embeddings(tables, layout.embeddings, samples, layout.data, node_ranks)
         layout = replace(layout, embeddings=embeddings, expert=layout.data)
     parallelism = Parallelism(
         tensor=layout.tensor > 1,

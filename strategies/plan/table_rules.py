@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.mesh import nearest_divisor
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.tables.embeddings import TableCut, TablePlacement
 from meshwise.strategies.tables.table import Table, list_tables
@@ -40,6 +40,12 @@ def table_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         yield Violation("schedule", f"{message}, {layout.schedule} has no flush; nearest: 1f1b")
     if problem.training.frozen:
         yield Violation("embeddings", "frozen tables have no gradients, met tables that data ranks update")
+    node_ranks = count_node_ranks(problem, layout.data)
+    has_nodes = 1 < node_ranks < layout.data and not layout.placement
+    if not has_nodes and any(placement.cut is TableCut.NODE_ROWS for placement in embeddings.placements):
+        rule = "node_rows needs ranks in order on all devices of several alike nodes of several devices"
+        met_text = f"{layout.data} ranks on {problem.cluster.num_devices} devices of {problem.cluster.num_nodes} nodes"
+        yield Violation("embeddings", f"{rule}, met {met_text}; nearest: rows")
     for table in tables:
         yield from _placement_violations(layout, table, embeddings.find_placement(table.name))
 

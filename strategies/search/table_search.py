@@ -11,16 +11,16 @@ from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import EXPERT
+from meshwise.strategies.plan.mesh import EXPERT, TABLE_NODE
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.choices import allows_value
 from meshwise.strategies.search.proposals import NO_CERTIFICATE, Certificate, Proposals
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, Embeddings, TableCut, TablePlacement, parse_embeddings
-from meshwise.strategies.tables.loads import Sharing
+from meshwise.strategies.tables.loads import TableSharing
 from meshwise.strategies.tables.placement import (
     PlacedTables,
     PlacementProblem,
@@ -97,7 +97,8 @@ def _list_placements(
     placed, greedy = place_tables(placement_problem, gap=gap, max_nodes=max_nodes), place_greedily(placement_problem)
     found = [item for item in (greedy, placed) if item is not None]
     has_columns = all(has_even_columns(table, layout.data) for table in placement_problem.tables)
-    cuts = [cut for cut in TableCut if cut is not TableCut.COLUMNS or has_columns]
+    is_possible = {TableCut.COLUMNS: has_columns, TableCut.NODE_ROWS: placement_problem.has_nodes}
+    cuts = [cut for cut in TableCut if is_possible.get(cut, True)]
     values = {Embeddings(default=TablePlacement(cut)): NO_CERTIFICATE for cut in cuts}
     values |= {placement_problem.build_embeddings(item.choice): _certify(item, placed) for item in found}
     for embeddings, certificate in values.items():
@@ -124,9 +125,9 @@ def build_placement_problem(stage_costs: StageCosts, costs: CostModel, layout: L
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     return PlacementProblem(
         list_tables(problem.graph),
-        Sharing(layout.sequences, num_ranks, NO_EMBEDDINGS.optimizer),
+        TableSharing(layout.sequences, num_ranks, NO_EMBEDDINGS.optimizer, count_node_ranks(problem, num_ranks)),
         tuple(numbers[host] for host in hosts),
-        find_rates(stage_costs, plan),
+        find_rates(stage_costs, plan, _find_node_rate(stage_costs, layout)),
         max(device_room - (costs.peak_memory(plan) - table_bytes.device_bytes), 1.0),
         min(node.host.memory for node in nodes),
     )
@@ -148,8 +149,17 @@ class _Marginal(NamedTuple):
         return to_seconds(second - first) / PROBE_BYTES
 
 
-def find_rates(stage_costs: StageCosts, plan: Plan) -> Rates:
-    """Return the rates of a machine for tables that the ranks of a plan share."""
+def _find_node_rate(stage_costs: StageCosts, layout: Layout) -> float:
+    """Return the seconds of a byte that the ranks of a node add up and gather; 0 where no table may be cut there."""
+    layout = replace(layout, embeddings=Embeddings(default=TablePlacement(TableCut.NODE_ROWS)))
+    if next(violations(stage_costs.problem, layout), None) is not None:
+        return 0.0
+    marginal = _Marginal(stage_costs, complete(stage_costs.problem, layout))
+    return sum(marginal.rate(TABLE_NODE, item) for item in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER))
+
+
+def find_rates(stage_costs: StageCosts, plan: Plan, node_reduction: float) -> Rates:
+    """Return the rates of a machine for tables that the ranks of a plan share, given that of sums in nodes."""
     training, marginal = stage_costs.problem.training, _Marginal(stage_costs, plan)
     accelerator = stage_costs.problem.cluster.accelerator
     reduction = sum(marginal.rate(EXPERT, item) for item in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER))
@@ -164,4 +174,5 @@ def find_rates(stage_costs: StageCosts, plan: Plan) -> Rates:
         # the sum of dense gradients is a reduce-scatter and an all-gather
         dense=update + reduction * training.gradient_bytes,
         dense_bytes=training.parameter_bytes + training.gradient_bytes + training.optimizer_bytes / state_share,
+        node_reduction=node_reduction,
     )

@@ -36,6 +36,8 @@ class TableCut(StrEnum):
     """One rank has the table."""
     ROWS = "rows"
     """Every rank has an even share of the rows."""
+    NODE_ROWS = "node_rows"
+    """Every rank of one node has an even share of the rows (TorchRec's table-row-wise)."""
     COLUMNS = "columns"
     """Every rank has an even share of the columns."""
 
@@ -58,7 +60,8 @@ class TablePlacement:
     cut
         How ranks share it.
     device
-        The data rank that has all of it; ``None`` where ranks share it, or in a layout for the least loaded one.
+        The data rank that has all of it, or one of the node whose ranks have it; ``None`` where all ranks share it, or
+        in a layout for the least loaded one.
     cache
         The share of the rows, the most popular ones, that devices keep of a table on their hosts; ``None`` where all of
         it is on devices.
@@ -74,20 +77,27 @@ class TablePlacement:
     cache: float | None = None
 
     def __post_init__(self) -> None:
-        if self.device is not None and self.cut is not TableCut.TABLE:
-            raise ValueError(f"device is that of cut: table, met cut: {self.cut}; nearest: leave it out")
+        if self.device is not None and not self.is_local:
+            words = f"{TableCut.TABLE} or {TableCut.NODE_ROWS}"
+            raise ValueError(f"device is that of cut: {words}, met cut: {self.cut}; nearest: leave it out")
         if self.device is not None and self.device < 0:
             raise ValueError(f"device is at least 0, met {self.device}; nearest: 0")
         if self.cache is not None and not 0 <= self.cache <= 1:
             nearest = 1.0 if self.cache > 1 else 0.0
             raise ValueError(f"cache is at least 0 and at most 1, met {self.cache:g}; nearest: {nearest}")
         if self.cache is not None and self.is_whole:
-            raise ValueError(f"a table on hosts is cut by table, rows or columns, met {self.cut}; nearest: rows")
+            words = "table, rows, node_rows or columns"
+            raise ValueError(f"a table on hosts is cut by {words}, met {self.cut}; nearest: rows")
 
     @property
     def is_whole(self) -> bool:
         """Whether every rank has the whole table."""
         return self.cut in (TableCut.REPLICATED, TableCut.SPARSE)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether one rank has the table, or those of one node."""
+        return self.cut in (TableCut.TABLE, TableCut.NODE_ROWS)
 
     @property
     def document(self) -> str | dict[str, Any]:

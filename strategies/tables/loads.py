@@ -6,6 +6,8 @@ With G samples on N ranks, h look-ups and v vectors a sample and rows of b bytes
 - an even share of the columns receives as many indices, and sends ``G v b / N``;
 - an even share of the rows receives ``8 G h / N``, and has partial sums of all vectors, ``G v b``, which a
   reduce-scatter adds up;
+- an even share of the rows on a node of L ranks receives ``8 G h / L``, and has partial sums of all vectors, which a
+  reduce-scatter in the node adds up before each rank sends ``G v b / L`` in an all-to-all;
 - a replica sends nothing, but gathers ``G h (b + 8)`` of sparse gradients.
 
 Those are the sizes of TorchRec's planner [1]_. Backward moves vectors the other way, a reduce-scatter as an all-gather.
@@ -63,8 +65,8 @@ class TableLoad(NamedTuple):
         Of the rank's own samples, as often as they are sent; and of all samples, as it receives them.
     vectors
         That the rank has before they are exchanged.
-    partial_sums
-        Vectors of all samples to which every rank adds.
+    partial_sums, node_sums
+        Vectors of all samples to which every rank adds, or every rank of a node.
     gradients
         Sparse gradients of all ranks together, which each of them gathers.
     """
@@ -81,6 +83,7 @@ class TableLoad(NamedTuple):
     vectors: float = 0.0
     partial_sums: float = 0.0
     gradients: float = 0.0
+    node_sums: float = 0.0
 
     def with_next(self) -> "TableLoad":
         """Return the load where indices, and rows from the host, are there for the next microbatch too."""
@@ -89,7 +92,8 @@ class TableLoad(NamedTuple):
     @property
     def buffers(self) -> float:
         """Bytes on the device of what is exchanged, and of rows that are there for one microbatch."""
-        return self.received_indices + self.vectors + self.partial_sums + self.gradients + self.host_copies
+        sums = self.partial_sums + self.node_sums
+        return self.received_indices + self.vectors + sums + self.gradients + self.host_copies
 
     @property
     def device_bytes(self) -> float:
@@ -106,20 +110,25 @@ NO_LOAD = TableLoad()
 """A rank that has nothing of a table."""
 
 
-class Sharing(NamedTuple):
-    """How many samples of a microbatch, on how many ranks together, look up tables that ``optimizer`` updates."""
+class TableSharing(NamedTuple):
+    """How many samples of a microbatch, on how many ranks together, look up tables that ``optimizer`` updates.
+
+    ``node_ranks`` are the ranks of a node, neighbours all; 0 where all are on one.
+    """
 
     samples: int
     ranks: int
     optimizer: str
+    node_ranks: int = 0
 
 
-def count_load(table: Table, placement: TablePlacement, sharing: Sharing) -> TableLoad:
+def count_load(table: Table, placement: TablePlacement, sharing: TableSharing) -> TableLoad:
     """Return the load of a table on a rank that has a part of it; a replicated table has none."""
     if placement.cut is TableCut.REPLICATED:
         return NO_LOAD
     num_samples, num_ranks = sharing.samples, sharing.ranks
-    by_rows, by_columns = (num_ranks if placement.cut is cut else 1 for cut in (TableCut.ROWS, TableCut.COLUMNS))
+    parts = {TableCut.ROWS: num_ranks, TableCut.NODE_ROWS: sharing.node_ranks or num_ranks}
+    by_rows, by_columns = parts.get(placement.cut, 1), num_ranks if placement.cut is TableCut.COLUMNS else 1
     row_state, element_state = TABLE_OPTIMIZERS[sharing.optimizer]
     row_bytes = table.row_bytes / by_columns
     state_bytes = row_state + element_state * table.width / by_columns
@@ -145,9 +154,10 @@ def count_load(table: Table, placement: TablePlacement, sharing: Sharing) -> Tab
         host_copies=num_missed * (row_bytes + state_bytes),
         sent_indices=0.0 if is_local else lookups * table.index_size * by_columns / num_ranks,
         received_indices=0.0 if is_local else lookups * table.index_size / by_rows,
-        vectors=0.0 if is_local or by_rows > 1 else vectors * row_bytes,
-        partial_sums=vectors * row_bytes if by_rows > 1 else 0.0,
+        vectors=0.0 if is_local or placement.cut is TableCut.ROWS else vectors * row_bytes / by_rows,
+        partial_sums=vectors * row_bytes if placement.cut is TableCut.ROWS else 0.0,
         gradients=lookups * (row_bytes + table.index_size) if is_local else 0.0,
+        node_sums=vectors * row_bytes if placement.cut is TableCut.NODE_ROWS else 0.0,
     )
 
 
@@ -175,16 +185,28 @@ def add_loads(loads: Iterable[TableLoad]) -> TableLoad:
     return TableLoad(*map(sum, zip(NO_LOAD, *loads, strict=True)))
 
 
-def count_loads(tables: Iterable[Table], embeddings: Embeddings, samples: int, ranks: int) -> tuple[TableLoad, ...]:
+def list_owners(placement: TablePlacement, sharing: TableSharing) -> range:
+    """Return the ranks that have a table of one rank, or of one node; all ranks where they share it."""
+    if placement.device is None:
+        return range(sharing.ranks)
+    width = (sharing.node_ranks or sharing.ranks) if placement.cut is TableCut.NODE_ROWS else 1
+    first_rank = placement.device // width * width
+    return range(first_rank, first_rank + width)
+
+
+def count_loads(
+    tables: Iterable[Table], embeddings: Embeddings, samples: int, ranks: int, node_ranks: int = 0
+) -> tuple[TableLoad, ...]:
     """Return the load of all tables together on every rank; the device of every whole table is known."""
-    sharing = Sharing(samples, ranks, embeddings.optimizer)
+    sharing = TableSharing(samples, ranks, embeddings.optimizer, node_ranks)
     placed = [(placement, count_load(table, placement, sharing)) for table, placement in _pair(tables, embeddings)]
-    shared_load = add_loads(load for placement, load in placed if placement.cut is not TableCut.TABLE)
+    shared_load = add_loads(load for placement, load in placed if not placement.is_local)
     own_loads: list[list[TableLoad]] = [[] for _ in range(ranks)]
     for placement, load in placed:
         if placement.device is not None:
-            # every rank sends the indices of its samples to the one that has the table
-            own_loads[placement.device].append(load._replace(sent_indices=0.0))
+            # every rank sends the indices of its samples to those that have the table
+            for rank in list_owners(placement, sharing):
+                own_loads[rank].append(load._replace(sent_indices=0.0))
     sent_bytes = sum(load.sent_indices for placement, load in placed if placement.device is not None)
     shared_load = shared_load._replace(sent_indices=shared_load.sent_indices + sent_bytes)
     return tuple(add_loads((shared_load, *rank_loads)) for rank_loads in own_loads)
@@ -212,6 +234,7 @@ class TableWork(NamedTuple):
     vectors: float
     partial_sums: float
     gradients: float
+    node_sums: float
 
 
 def find_work(loads: Iterable[TableLoad], ranks: int) -> TableWork:
@@ -230,6 +253,7 @@ def find_work(loads: Iterable[TableLoad], ranks: int) -> TableWork:
         exchanges * find_most("vectors"),
         exchanges * find_most("partial_sums"),
         exchanges * find_most("gradients"),
+        exchanges * find_most("node_sums"),
     )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.strategies.tables.embeddings import Embeddings, TableCut, TablePlacement
-from meshwise.strategies.tables.loads import Sharing, TableLoad, count_load
+from meshwise.strategies.tables.loads import TableLoad, TableSharing, count_load, list_owners
 from meshwise.strategies.tables.table import Table
 
 FloatArray = NDArray[np.float64]
@@ -59,6 +59,8 @@ class Rates(NamedTuple):
         alone takes half of that.
     dense, dense_bytes
         Seconds of an element of a replicated table in a step, for its dense gradient and its update; and its bytes.
+    node_reduction
+        As ``reduction``, among the ranks of a node.
     """
 
     memory: float
@@ -67,6 +69,7 @@ class Rates(NamedTuple):
     reduction: float
     dense: float
     dense_bytes: float
+    node_reduction: float = 0.0
 
 
 class Option(NamedTuple):
@@ -93,11 +96,16 @@ class PlacementProblem:
     """
 
     tables: tuple[Table, ...]
-    sharing: Sharing
+    sharing: TableSharing
     hosts: tuple[int, ...]
     rates: Rates
     device_room: float
     host_room: float
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether there are several nodes of several ranks each."""
+        return 1 < self.sharing.node_ranks < self.sharing.ranks
 
     @cached_property
     def options(self) -> tuple[tuple[Option, ...], ...]:
@@ -114,12 +122,13 @@ class PlacementProblem:
         if num_ranks > 1:
             for device in range(num_ranks):
                 yield self._build_option(table, TablePlacement(TableCut.TABLE, device))
+        for device in range(0, num_ranks, self.sharing.node_ranks) if self.has_nodes else ():
+            yield self._build_option(table, TablePlacement(TableCut.NODE_ROWS, device))
         for cache in CACHES if self.host_room else ():
             yield self._build_option(table, TablePlacement(TableCut.ROWS, cache=cache))
 
     def _build_option(self, table: Table, placement: TablePlacement) -> Option:
-        load = count_load(table, placement, self.sharing)
-        devices = slice(None) if placement.device is None else slice(placement.device, placement.device + 1)
+        load, devices = count_load(table, placement, self.sharing), list(list_owners(placement, self.sharing))
         seconds, device_bytes, rank_host_bytes = np.zeros((3, self.sharing.ranks))
         seconds[devices], device_bytes[devices] = self.count_seconds(load), load.device_bytes
         rank_host_bytes[devices] = load.host_bytes
@@ -144,8 +153,9 @@ class PlacementProblem:
         """Return the seconds of a load in a microbatch; nothing is exchanged by one rank."""
         rates, is_shared = self.rates, self.sharing.ranks > 1
         exchanged_bytes, summed_bytes = load.received_indices + 2 * load.vectors, load.partial_sums + load.gradients / 2
+        node_seconds = load.node_sums * rates.node_reduction
         seconds = (load.forward + load.backward) * rates.memory + load.host_copies * rates.host
-        return seconds + is_shared * (exchanged_bytes * rates.exchange + summed_bytes * rates.reduction)
+        return seconds + is_shared * (exchanged_bytes * rates.exchange + summed_bytes * rates.reduction + node_seconds)
 
     def find_slowest(self, choice: Sequence[int]) -> float:
         """Return the seconds of the slowest device under the chosen option of every table."""

@@ -8,14 +8,16 @@ from meshwise.strategies.tables.loads import TableLoad, count_loads, find_hit_ra
 from meshwise.strategies.tables.table import Table
 
 
-def describe_tables(tables: Sequence[Table], embeddings: Embeddings, samples: int, ranks: int) -> dict[str, Any]:
+def describe_tables(
+    tables: Sequence[Table], embeddings: Embeddings, samples: int, ranks: int, node_ranks: int
+) -> dict[str, Any]:
     """Return the rows ``tables``, the largest first, and ``devices``, ranks of equal loads as one row.
 
     Sizes are bytes. ``hit_rate`` is the share of look-ups in a table on hosts that find their row on a device. What is
     ``read`` or ``exchanged`` is that of one microbatch of ``samples`` on all ranks. ``most_memory`` and ``most_work``
     name the data rank that keeps, or reads and writes, most.
     """
-    loads = count_loads(tables, embeddings, samples, ranks)
+    loads = count_loads(tables, embeddings, samples, ranks, node_ranks)
     memory, work = ([find_figure(load) for load in loads] for find_figure in (_count_kept, _count_read))
     return {
         "tables": [_describe_table(table, embeddings) for table in sorted(tables, key=lambda table: -table.nbytes)],
@@ -49,10 +51,15 @@ def _list_devices(loads: Sequence[TableLoad]) -> list[dict[str, Any]]:
             "buffers": load.buffers,
             "read": _count_read(load),
             "from_host": load.host_copies,
-            "exchanged": load.received_indices + 2 * (load.vectors + load.partial_sums) + load.gradients,
+            "exchanged": _count_exchanged(load),
         }
         for load, alike in ranks_of.items()
     ]
+
+
+def _count_exchanged(load: TableLoad) -> float:
+    vectors = load.vectors + load.partial_sums + load.node_sums
+    return load.received_indices + 2 * vectors + load.gradients
 
 
 def _count_kept(load: TableLoad) -> float:

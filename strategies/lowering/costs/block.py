@@ -29,7 +29,7 @@ from meshwise.strategies.lowering.costs.weights import (
     replicated_elements,
 )
 from meshwise.strategies.plan.mesh import EXPERT, OPERATOR_AXES
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
 from meshwise.strategies.tables.loads import TableLoad, TableWork, count_loads, find_work
 from meshwise.strategies.tables.table import Table, list_tables
@@ -275,7 +275,8 @@ class BlockWorks:
         if not cut.embeddings:
             return ()
         ranks = cut.mesh.size(EXPERT)
-        return count_loads(list_tables(self.problem.graph), cut.embeddings, sequences * ranks, ranks)
+        tables, node_ranks = list_tables(self.problem.graph), count_node_ranks(self.problem, ranks)
+        return count_loads(tables, cut.embeddings, sequences * ranks, ranks, node_ranks)
 
     def table_work(self, cut: CutKey, sequences: int) -> TableWork:
         """Return the bytes of tables for which a rank waits in a microbatch."""

@@ -20,7 +20,7 @@ from meshwise.simulator.machine.casts import DELAYED_SCALING
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PASS_AXES, TENSOR
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PASS_AXES, TABLE_NODE, TENSOR
 from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
 from meshwise.strategies.tables.loads import TableWork
 
@@ -238,6 +238,7 @@ def build_table_forward(work: TableWork, *, pipelined: bool) -> list[Segment]:
     segments = [
         *(() if pipelined else (indices, rows_from_host._replace(overlaps_next=True))),
         lookups,
+        _sum_in_nodes(Collective.REDUCE_SCATTER, work, "vectors of tables cut in a node"),
         build_communication(EXPERT, Collective.ALL_TO_ALL, work.vectors, "vectors of tables"),
         build_communication(EXPERT, Collective.REDUCE_SCATTER, work.partial_sums, "vectors of tables cut by rows"),
     ]
@@ -252,12 +253,18 @@ def build_table_backward(work: TableWork, *, pipelined: bool) -> list[Segment]:
     *_, rows_to_host = _list_moves(work)
     segments = [
         build_communication(EXPERT, Collective.ALL_TO_ALL, work.vectors, "gradients of vectors of tables"),
+        _sum_in_nodes(Collective.ALL_GATHER, work, "gradients of tables cut in a node"),
         build_communication(EXPERT, Collective.ALL_GATHER, work.partial_sums, "gradients of tables cut by rows"),
         build_communication(EXPERT, Collective.ALL_GATHER, work.gradients, "sparse gradients of tables"),
         _build_lookups(TaskKind.BACKWARD, work.backward, "gradients and update of tables"),
         *(() if pipelined else (rows_to_host,)),
     ]
     return [segment for segment in segments if segment.size or segment.work]
+
+
+def _sum_in_nodes(collective: Collective, work: TableWork, label: str) -> Segment:
+    """Return a collective of the ranks of a node, which have a table together."""
+    return build_communication(EXPERT, collective, work.node_sums, label)._replace(axis=TABLE_NODE)
 
 
 def list_table_moves(work: TableWork) -> tuple[Segment, ...]:

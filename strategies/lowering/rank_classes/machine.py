@@ -27,6 +27,7 @@ from meshwise.strategies.plan.mesh import (
     FORWARD,
     NORM,
     PASS_AXES,
+    TABLE_NODE,
     tied_kind,
 )
 from meshwise.strategies.plan.offloading import FROM_HOST, HOST_KINDS, TO_HOST
@@ -181,7 +182,7 @@ class Machine:
     @property
     def _pass_kinds(self) -> tuple[str, ...]:
         """The kinds of groups that communicate inside passes; ranks that share tables also with their hosts."""
-        return (*PASS_AXES, FROM_HOST, TO_HOST) if self.table.placed.shares_tables else tuple(PASS_AXES)
+        return (*PASS_AXES, TABLE_NODE, FROM_HOST, TO_HOST) if self.table.placed.shares_tables else tuple(PASS_AXES)
 
     def batch(self, kind: str, group: int) -> int:
         """Return the sequences of a microbatch on the ranks of a group class; 0 where all ranks have as many."""
@@ -217,6 +218,8 @@ class Machine:
         placed = self.table.placed
         if kind in HOST_KINDS:
             return (Collective.SEND,)
+        if kind == TABLE_NODE:
+            return Collective.REDUCE_SCATTER, Collective.ALL_GATHER
         if kind == EXPERT and placed.shares_tables:
             return (*PASS_AXES[kind].collectives, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
         exchange = placed.extra_collectives.get(kind)

@@ -69,6 +69,24 @@ def test_whole_tables_exchange_as_much_as_their_fullest_rank() -> None:
     }
 
 
+def test_rows_of_a_node_are_summed_on_its_own_links() -> None:
+    # table 0 on the second node's 2 ranks, the others replicated: 32 vectors there, of which each rank sends 16
+    placed = {"table_0": {"cut": "node_rows", "device": 2}}
+    timeline = run(recommender(devices=2, nodes=2), placed)
+    assert list_messages(timeline) == {
+        "all_to_all indices of tables": 32 * 5 * 8 / 2,
+        "reduce_scatter vectors of tables cut in a node": 32 * 64,
+        "all_to_all vectors of tables": 32 * 64 / 2,
+        "all_to_all gradients of vectors of tables": 32 * 64 / 2,
+        "all_gather gradients of tables cut in a node": 32 * 64,
+    }
+    # within a node a rank has 1e9 byte/s, and a ring of two moves half of the sum after 2 latencies of 1 us or less
+    spans = {span.operators.removeprefix("embedding: "): span for span in timeline.spans}
+    sums = spans["reduce_scatter vectors of tables cut in a node"]
+    assert 32 * 64 / 2 / 1e9 <= sums.duration <= 32 * 64 / 2 / 1e9 + 2e-6
+    assert sums.end <= spans["all_to_all vectors of tables"].start
+
+
 def test_sparse_replicas_gather_their_gradients_alone() -> None:
     assert list_messages(run(recommender(), "sparse")) == {"all_gather sparse gradients of tables": 32 * 8 * (64 + 8)}
 
@@ -97,6 +115,14 @@ def test_equal_ranks_are_simulated_once(embeddings: Any, nodes: int) -> None:
     plan = plan_of(problem, embeddings)
     folded, whole = (lower(problem, plan, folded=is_folded) for is_folded in (True, False))
     assert finish_times(folded)[1].max() == finish_times(whole)[1].max()
+
+
+def test_equal_ranks_are_simulated_once_with_sums_in_nodes() -> None:
+    problem = recommender(devices=2, nodes=2)
+    plan = plan_of(problem, "node_rows")
+    folded, whole = (lower(problem, plan, folded=is_folded) for is_folded in (True, False))
+    assert finish_times(folded)[1].max() == finish_times(whole)[1].max()
+    assert PlanMemory(StageCosts(problem)).peak(plan) == simulate(folded).peak_memory
 
 
 def test_on_one_device_all_cuts_are_one() -> None:

@@ -57,6 +57,11 @@ def test_rows_over_all_data_ranks_are_legal() -> None:
             "embeddings.default",
             "table_0: data(3) divides the columns(16); nearest: rows, or data: 2",
         ),
+        (
+            {"embeddings": parse_embeddings("node_rows")},
+            "embeddings",
+            "node_rows needs ranks in order on all devices of several alike nodes of several devices, met 4 ranks",
+        ),
     ],
 )
 def test_every_broken_rule_says_so(decisions: dict[str, Any], field: str, message: str) -> None:

@@ -17,10 +17,11 @@ from meshwise.strategies.tables.embeddings import (
 )
 
 shared_cuts = st.sampled_from((TableCut.ROWS, TableCut.COLUMNS))
+local_cuts = st.sampled_from((TableCut.TABLE, TableCut.NODE_ROWS))
 placements = st.one_of(
     st.sampled_from((REPLICATED_TABLE, TablePlacement(TableCut.SPARSE))),
     st.builds(TablePlacement, shared_cuts, cache=st.none() | st.floats(0, 1)),
-    st.builds(TablePlacement, st.just(TableCut.TABLE), st.none() | st.integers(0, 9), st.none() | st.floats(0, 1)),
+    st.builds(TablePlacement, local_cuts, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1)),
 )
 names = st.integers(0, 5).map("table_{}".format)
 values = st.builds(
@@ -54,7 +55,7 @@ def test_a_word_is_for_all_tables() -> None:
         ({"table_1": {"cache": 0.1}}, "table_1: cache is of a table with placement: host, met 0.1"),
         ({"t": {"placement": "host", "cache": 1.5}}, "t: cache is at least 0 and at most 1, met 1.5; nearest: 1.0"),
         ({"t": {"placement": "host", "cache": True}}, "t: cache is a fraction of the rows, met True"),
-        ({"t": {"cut": "rows", "device": 1}}, "t: device is that of cut: table, met cut: rows; nearest: leave it out"),
+        ({"t": {"cut": "rows", "device": 1}}, "t: device is that of cut: table or node_rows, met cut: rows; nearest"),
         ({"t": {"cut": "table", "device": -1}}, "t: device is at least 0, met -1; nearest: 0"),
         ({"t": {"cut": "sparse", "placement": "host"}}, "t: a table on hosts is cut by .*, met sparse; nearest: rows"),
         ({"optimizer": "adamw"}, "optimizer is one of rowwise_adagrad, .*, met adamw; nearest: adam"),

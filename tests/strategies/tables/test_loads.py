@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from meshwise.strategies.tables.embeddings import Embeddings, TableCut, TablePlacement
 from meshwise.strategies.tables.loads import (
     NO_LOAD,
-    Sharing,
     TableLoad,
+    TableSharing,
     add_loads,
     count_load,
     count_loads,
@@ -21,7 +21,7 @@ from meshwise.strategies.tables.table import Table
 
 BAG = Table("bag", "embedding", "look_up", rows=1000, width=16, lookups=5, vectors=1)
 """Rows of 16 fp32, 64 bytes; a sample sums 5 of them."""
-SHARING = Sharing(samples=80, ranks=4, optimizer="rowwise_adagrad")
+SHARING = TableSharing(samples=80, ranks=4, optimizer="rowwise_adagrad")
 DISTINCT = expect_distinct(1000, 0.0, 400)
 """Rows that the 80 * 5 = 400 look-ups find: 1000 * (1 - 0.999**400) = 329.8."""
 
@@ -52,6 +52,23 @@ def test_rows_are_shared_and_their_vectors_are_partial_sums() -> None:
         received_indices=20 * 5 * 8,
         partial_sums=80 * 64,
     )
+
+
+def test_rows_of_a_node_are_summed_there_before_they_are_exchanged() -> None:
+    # 2 ranks of a node have halves: 200 look-ups each, sums of 80 vectors, and 40 of them to send
+    sharing = SHARING._replace(node_ranks=2)
+    assert count_load(BAG, TablePlacement(TableCut.NODE_ROWS, 2), sharing) == TableLoad(
+        parameters=500 * 64,
+        states=500 * 4,
+        forward=1.75 * (200 * 64 + 80 * 64),
+        backward=pytest.approx(1.75 * (200 * 64 + 2 * DISTINCT / 2 * (64 + 32))),
+        sent_indices=20 * 5 * 8,
+        received_indices=40 * 5 * 8,
+        vectors=40 * 64,
+        node_sums=80 * 64,
+    )
+    loads = count_loads((BAG,), Embeddings((("bag", TablePlacement(TableCut.NODE_ROWS, 3)),)), 80, 4, 2)
+    assert [load.parameters for load in loads] == [0, 0, 500 * 64, 500 * 64]
 
 
 def test_columns_need_all_indices_everywhere_and_a_state_a_row_each() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.strategies.tables.embeddings import TableCut
-from meshwise.strategies.tables.loads import Sharing
+from meshwise.strategies.tables.loads import TableSharing
 from meshwise.strategies.tables.placement import PlacementProblem, Rates, place_greedily, place_tables
 from meshwise.strategies.tables.table import Table
 
@@ -15,7 +15,7 @@ RATES = Rates(memory=1e-12, host=1e-10, exchange=1e-11, reduction=2e-11, dense=1
 
 
 @st.composite
-def problems(draw: st.DrawFn, most_tables: int = 3, most_ranks: int = 3) -> PlacementProblem:
+def problems(draw: st.DrawFn, most_tables: int = 3, most_ranks: int = 4) -> PlacementProblem:
     ranks = draw(st.integers(1, most_ranks))
     tables = tuple(
         Table(
@@ -31,11 +31,13 @@ def problems(draw: st.DrawFn, most_tables: int = 3, most_ranks: int = 3) -> Plac
         for index in range(draw(st.integers(1, most_tables)))
     )
     weight = sum(table.nbytes for table in tables)
-    hosts = tuple(rank * 2 // ranks for rank in range(ranks)) if draw(st.booleans()) else (0,) * ranks
-    rates = Rates(*(10.0 ** draw(st.integers(-12, -9)) for _ in range(5)), dense_bytes=16.0)
+    has_nodes = ranks % 2 == 0 and ranks > 2 and draw(st.booleans())
+    hosts = tuple(rank * 2 // ranks for rank in range(ranks)) if has_nodes or draw(st.booleans()) else (0,) * ranks
+    rates = Rates(*(10.0 ** draw(st.integers(-12, -9)) for _ in range(5)), dense_bytes=16.0, node_reduction=1e-12)
     room = weight * draw(st.sampled_from((0.1, 0.5, 1.5, 20.0))) + 10**6
     host_room = weight * draw(st.sampled_from((0.0, 0.5, 2.0)))
-    return PlacementProblem(tables, Sharing(64 * ranks, ranks, "rowwise_adagrad"), hosts, rates, room, host_room)
+    sharing = TableSharing(64 * ranks, ranks, "rowwise_adagrad", ranks // 2 if has_nodes else 0)
+    return PlacementProblem(tables, sharing, hosts, rates, room, host_room)
 
 
 @settings(deadline=None)
@@ -68,7 +70,7 @@ def test_greedy_can_be_worse() -> None:
     sizes = (3, 3, 2, 2, 2)
     tables = tuple(Table(f"table_{i}", "embedding", f"bag_{i}", 10**6, 7, size, 1) for i, size in enumerate(sizes))
     dear = RATES._replace(reduction=1.0, dense=1.0)
-    problem = PlacementProblem(tables, Sharing(1000, 2, "sgd"), (0, 0), dear, 1e12, 0.0)
+    problem = PlacementProblem(tables, TableSharing(1000, 2, "sgd"), (0, 0), dear, 1e12, 0.0)
     greedy, placed = place_greedily(problem), place_tables(problem)
     assert greedy is not None and placed is not None
     assert placed.seconds < greedy.seconds
@@ -79,7 +81,7 @@ def test_greedy_can_be_worse() -> None:
 def test_hosts_take_what_devices_cannot() -> None:
     table = Table("table_0", "embedding", "bag_0", 10**6, 16, 4, 1, popularity=1.1)
     for room, is_on_host in ((10**9, False), (10**7, True)):
-        problem = PlacementProblem((table,), Sharing(64, 2, "sgd"), (0, 0), RATES, room, 1e12)
+        problem = PlacementProblem((table,), TableSharing(64, 2, "sgd"), (0, 0), RATES, room, 1e12)
         placed = place_tables(problem)
         assert placed is not None
         ((_, placement),) = problem.build_embeddings(placed.choice).tables
