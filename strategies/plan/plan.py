@@ -86,8 +86,8 @@ class Plan(StepDecisions):
 
     @property
     def expert(self) -> int:
-        """Expert-parallel degree."""
-        return self.mesh.size(EXPERT)
+        """Expert-parallel degree; 1 where ranks share tables along its axis."""
+        return 1 if self.embeddings else self.mesh.size(EXPERT)
 
     @property
     def context(self) -> int:
@@ -233,7 +233,7 @@ class Plan(StepDecisions):
                 degrees += f" x {name} {self.mesh.size(name)}"
                 degrees += f" ({self.attention})" if name == CONTEXT and self.attention else ""
         parts = [degrees]
-        parts += [f"experts over {self.expert}"] if self.expert > 1 and not self.embeddings else []
+        parts += [f"experts over {self.expert}"] if self.expert > 1 else []
         if self.pipeline > 1:
             parts.append(self.rule.name + (f" ({self.chunks} chunks)" if self.chunks > 1 else ""))
         microbatches = "microbatch" if self.num_microbatches == 1 else "microbatches"

@@ -22,7 +22,6 @@ from meshwise.strategies.lowering.costs.kinds import (
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
 from meshwise.strategies.plan.mesh import (
     DATA,
-    EXPERT,
     EXPERT_DATA,
     OPERATOR_AXES,
     PASS_AXES,
@@ -189,6 +188,7 @@ class KeyMaker:
         states = self._find_states(
             axes,
             plan.zero,
+            plan.expert,
             plan.gradient_reduction,
             plan.overlap_gradients,
             plan.offloads_parameters,
@@ -201,11 +201,13 @@ class KeyMaker:
         return PlanKeys(self._find_passes(run, plan.recompute), stages, states)
 
     @memoise
-    def _find_states(self, axes: tuple[Axis, ...], zero: int, gradient_reduction: str, *flags: bool) -> StateKey:
+    def _find_states(
+        self, axes: tuple[Axis, ...], zero: int, expert: int, gradient_reduction: str, *flags: bool
+    ) -> StateKey:
         mesh = Mesh(axes)
         shards = mesh.group_size(DATA)
         operator_ranks = prod(mesh.size(name) for name in OPERATOR_AXES)
-        degrees = shards, mesh.group_size(EXPERT_DATA), mesh.size(REPLICA) * shards, operator_ranks, mesh.size(EXPERT)
+        degrees = shards, mesh.group_size(EXPERT_DATA), mesh.size(REPLICA) * shards, operator_ranks, expert
         return StateKey(zero, *degrees, gradient_reduction, *flags)
 
     @memoise
