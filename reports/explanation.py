@@ -8,6 +8,9 @@ from meshwise.strategies.explanation.uncertainty import format_limit, format_ris
 
 Data = Mapping[str, Any]
 
+MOST_TABLES = 8
+"""Embedding tables that are named one by one."""
+
 
 def explanation_lines(document: Data) -> Iterator[str]:
     """Yield the lines of an explanation, section after section; sections that the document lacks are left out."""
@@ -78,6 +81,21 @@ def _critical_path_lines(critical_path: Data) -> Iterator[str]:
     stages = ", ".join(map(str, critical_path["stages"]))
     yield f"critical path ({total}, on pipeline rank {critical_path['pipeline_rank']}: stages {stages})"
     yield from _share_lines(critical_path["seconds"])
+
+
+def _table_lines(document: Data) -> Iterator[str]:
+    """Yield how the largest embedding tables lie, and which data ranks have most of them."""
+    rows = document["tables"]
+    yield "embedding tables, the largest first"
+    for row in rows[:MOST_TABLES]:
+        rate = "" if row["hit_rate"] is None else f", {row['hit_rate']:.1%} of look-ups found there"
+        yield f"  {row['name']:<12} {format_size(row['size']):>9}  {row['placement']}{rate}"
+    if hidden := rows[MOST_TABLES:]:
+        yield f"  and {len(hidden)} more, {format_size(sum(row['size'] for row in hidden))} in all"
+    loads = {rank: load for load in document["devices"] for rank in load["ranks"]}
+    fullest, busiest = document["most_memory"], document["most_work"]
+    kept, read = format_size(loads[fullest]["kept"]), format_size(loads[busiest]["read"])
+    yield f"  data rank {fullest} keeps most, {kept}; rank {busiest} reads and writes most, {read} a microbatch"
 
 
 def _device_time_lines(kind_seconds: Data) -> Iterator[str]:
@@ -254,6 +272,7 @@ _SECTIONS: dict[str, Callable[[Any], Iterator[str]]] = {
     "plan": _plan_lines,
     "critical_path": _critical_path_lines,
     "device_time": _device_time_lines,
+    "embedding_tables": _table_lines,
     "best": _best_lines,
     "own_plan": _own_plan_lines,
     "why_not": _why_not_lines,

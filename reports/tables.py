@@ -69,6 +69,21 @@ def join_ends(formatter: Formatter) -> Formatter:
     return lambda ends: " to ".join(map(formatter, ends))
 
 
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as ranges.
+
+    >>> format_ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in ranges)
+
+
 _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("step_time", "step time", format_time),
     ("step_time_interval", "90 % of steps like it", join_ends(format_time)),
@@ -102,6 +117,25 @@ LINK_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
     ("utilisation", "utilisation", format_percent),
 )
 """Key of a link in a result, heading of its column, and formatter."""
+TABLE_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
+    ("name", "table", str),
+    ("rows", "rows", format_number),
+    ("size", "size", format_size),
+    ("placement", "lies", str),
+    ("hit_rate", "found on devices", format_percent),
+)
+"""Key of an embedding table in a result, heading of its column, and formatter."""
+RANK_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
+    ("ranks", "ranks", format_ranges),
+    ("kept", "on the device", format_size),
+    ("on_host", "on its host", format_size),
+    ("buffers", "exchanged and staged", format_size),
+    ("read", "read and written", format_size),
+    ("exchanged", "exchanged", format_size),
+    ("from_host", "from the host", format_size),
+)
+"""The same for data ranks of equal loads."""
+_MAX_TABLES = 8
 _MAX_LINKS, _MAX_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
@@ -127,6 +161,8 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
     console.print(table)
     if result.get("memory"):
         print_memory(console, result["memory"], result.get("memory_usable", result.get("memory_capacity")))
+    if result.get("embedding_tables"):
+        print_embedding_tables(console, result["embedding_tables"])
     if result.get("links"):
         print_links(console, result["links"])
     assumptions = result.get("assumptions") or ()
@@ -154,6 +190,23 @@ def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity
     if fullest.get("peak_operator"):
         peak_time, peak_operator = format_time(fullest["peak_time"]), escape_markup(str(fullest["peak_operator"]))
         console.print(f"fullest: stage {fullest.get('stage')} at {peak_time}, in {peak_operator}", highlight=False)
+
+
+def print_embedding_tables(console: Console, document: Mapping[str, Any]) -> None:
+    """Print how embedding tables lie, the largest ones, and what data ranks have of them; equal ranks in one row."""
+    tables, devices = document["tables"], document["devices"]
+    for heading, columns, rows in (
+        ("embedding tables", TABLE_COLUMNS, tables[:_MAX_TABLES]),
+        ("data ranks by their tables", RANK_COLUMNS, devices[:_MAX_TABLES]),
+    ):
+        table = _make_table(heading, *((name, "left" if key == columns[0][0] else "right") for key, name, _ in columns))
+        for row in rows:
+            table.add_row(*(escape_markup(_format_cell(row[key], formatter)) for key, _, formatter in columns))
+        console.print(table)
+    if hidden := tables[_MAX_TABLES:]:
+        console.print(f"... and {len(hidden)} smaller tables, {format_size(sum(row['size'] for row in hidden))} in all")
+    fullest, busiest = document["most_memory"], document["most_work"]
+    console.print(f"data rank {fullest} keeps most of the tables, and rank {busiest} reads and writes most")
 
 
 def print_links(console: Console, links: Sequence[Mapping[str, Any]]) -> None:

@@ -22,6 +22,7 @@ from meshwise.scenarios.intervals import (
 )
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
+from meshwise.scenarios.simulation import describe_plan_tables
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.program import collect_rarely
 from meshwise.simulator.units import format_size
@@ -59,8 +60,13 @@ from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import recomputation
 from meshwise.strategies.search.algorithms.best_first import BestFirst
+from meshwise.strategies.search.algorithms.tables import Tables
 from meshwise.strategies.search.driver import run_search
 from meshwise.strategies.search.proposals import OutOfTime
+from meshwise.strategies.search.table_search import has_bags
+
+TABLE_SHARE = 0.4
+"""The fraction of the time left that a search for placements of tables may take."""
 
 MAX_QUESTION = 2000
 """Most characters of the text of ``--why-not``."""
@@ -184,15 +190,28 @@ class Explanation:
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.sum_by_kind(), "pipeline_rank": path.position, "stages": stages}
         yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
+        yield from describe_plan_tables(self.problem, trial.plan).items()
 
     def _find_best(self, plan: Plan | None) -> Trial | None:
         """Rank known plans, ``plan`` and plans near them, and return the fastest one that fits."""
         self.tell("looking at plans of the space")
         best_layouts = search_best(self.costs, self.space, self.time_left)
         plan_layouts = [] if plan is None else [recover_layout(self.problem, plan)]
+        table_trial = self._place_tables()
         self.ranking = self._rank_space([*plan_layouts, *best_layouts])
         self.tell("the fastest plan")
-        return self.ranking.find_fastest(fits)
+        trials = [trial for trial in (table_trial, self.ranking.find_fastest(fits)) if trial is not None]
+        return min(trials, key=lambda trial: trial.evaluation.step_time, default=None)
+
+    def _place_tables(self) -> Trial | None:
+        """Return the best placement of a recommender's tables, which no space has; ``None`` of other models."""
+        if not has_bags(self.problem):
+            return None
+        self.tell("placements of embedding tables")
+        seconds = TABLE_SHARE * self.time_left()
+        return run_search(
+            Tables(), self.problem, self.space, costs=self.costs, seconds=seconds, clock=process_time
+        ).best
 
     def _list_general_sections(self, trial: Trial, layout: Layout, best_trial: Trial | None) -> Iterator[Section]:
         self.tell("the scenario's own plan")
@@ -214,7 +233,8 @@ class Explanation:
         yield "recommendation", list(map(asdict, advice))
         self.tell("less memory")
         yield from self._yield_rows("memory_front", map(self._describe_tradeoff, memory_front(self.ranking, trial)))
-        if best_trial is not None and trial.plan == best_trial.plan:
+        # plans that share tables are not ranked, so that nothing says when another of them would be best
+        if best_trial is not None and trial.plan == best_trial.plan and not trial.plan.embeddings:
             yield from self._yield_rows("sensitivity", self._list_sensitivities(trial, parts))
         if len(self.problem.cluster.nodes) == 1 and self.problem.cluster.num_nodes > 1:
             yield from self._yield_rows("device_front", self._list_device_front(trial))

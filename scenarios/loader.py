@@ -49,6 +49,7 @@ from meshwise.scenarios.schema.scenario import (
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.attention import LatentAttention
+from meshwise.simulator.models.dlrm import Dlrm
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import Model, build
 from meshwise.simulator.models.presets import MODELS
@@ -204,15 +205,29 @@ def _build_spec(table: ModelTable | None, document: Document, faults: Faults) ->
     if table is None:
         return None
     if table.preset is not None:
-        return MODELS[table.preset]
+        return _with_popularity(MODELS[table.preset], table, document, faults)
+    if table.dlrm is not None:
+        spec = _build_value(Dlrm, dict(table.dlrm), document, ("model", "dlrm"), faults)
+        return spec and _with_popularity(spec, table, document, faults)
     if table.transformer is not None:
         return _build_transformer(table.transformer, document, faults)
     with _collect_faults(document, ("model",), faults):
         if table.graph is not None:
             return load_graph(resolve_reference(document, ("model", "graph"), table.graph))
-        assert table.hf_config is not None  # the schema asks for one of the four
+        assert table.hf_config is not None  # the schema asks for one of the five
         return load_model(resolve_reference(document, ("model", "hf_config"), table.hf_config))
     return None
+
+
+def _with_popularity(spec: Model, table: ModelTable, document: Document, faults: Faults) -> Model:
+    """Return a recommender with the stated popularity of rows; add a fault where another model states one."""
+    if table.popularity is None:
+        return spec
+    if isinstance(spec, Dlrm):
+        return replace(spec, popularity=table.popularity)
+    message = f"is that of rows of a recommender's tables, {spec.name} has none; nearest: leave it out"
+    faults.append(document.fault(("model", "popularity"), message))
+    return spec
 
 
 def _build_transformer(table: TransformerTable, document: Document, faults: Faults) -> Transformer | None:

@@ -33,7 +33,9 @@ from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.loads.loaded_step import LoadedStep
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
+from meshwise.strategies.tables.report import describe_tables
+from meshwise.strategies.tables.table import list_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +134,7 @@ class Simulation:
             "assumptions": list(self.assumptions),
         }
         loads = {"loads": self.loads.to_json()} if self.loads else {}
-        return scalars | goodput | loads | tables
+        return scalars | goodput | loads | tables | describe_plan_tables(self.problem, self.plan)
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return one row for each span of the step: rank class, stream, operators, begin and end in seconds."""
@@ -171,6 +173,15 @@ class Simulation:
             picture = Path(folder) / "timeline.png"
             self.plot(picture)
             return to_html(self.plan.describe(), list_result_rows(self.to_json()), picture.read_bytes())
+
+
+def describe_plan_tables(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """Return ``embedding_tables``, how they lie, where data ranks share some; else nothing."""
+    if not plan.embeddings:
+        return {}
+    tables, samples = list_tables(problem.graph), plan.sequences * plan.data
+    node_ranks = count_node_ranks(problem, plan.data)
+    return {"embedding_tables": describe_tables(tables, plan.embeddings, samples, plan.data, node_ranks)}
 
 
 def build_page_report(result: Simulation, title: str, **extra_parts: Any) -> Report:

@@ -112,6 +112,8 @@ class Operator:
     uncut
         Dims that no axis may cut, besides those that the kind forbids, because the result is not a sum or a
         concatenation over parts of them.
+    popularity
+        Zipf exponent of how often the rows of a table are looked up; 0 where all are looked up as often.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Operator:
     statistics: tuple[tuple[str, int], ...] = ()
     kernel: str = ""
     uncut: tuple[str, ...] = ()
+    popularity: float = 0.0
 
     __repr__ = brief_repr()
 

@@ -77,6 +77,7 @@ from meshwise.simulator.units import Dimension, format_size, format_time, parse
 from meshwise.strategies.explanation.uncertainty import format_limit
 from meshwise.strategies.operators.cut_summary import describe_stages
 from meshwise.strategies.operators.operator_plan import cuts_operators
+from meshwise.strategies.search.algorithms import TABLE_ALGORITHMS
 from meshwise.strategies.search.driver import FINISHED, Progress, SearchResult
 from meshwise.strategies.search.fan_out import processes
 from meshwise.strategies.search.proposals import Certificate
@@ -367,9 +368,9 @@ class _Answer:
             yield "fastest to run", NONE_RUNNABLE if self.runnable is None else self.runnable.describe()
         extent = "" if result.gap is None or result.scope is None else f" among {result.scope.count}"
         yield "gap", describe_gap(result.gap) + extent + full
-        yield from _describe_scope(result.scope)
+        yield from _describe_scope(result.scope, result.algorithm)
         if result.certificate is not None:
-            yield "sum of operators' costs", _describe_proof(result.certificate)
+            yield result.certificate.subject, _describe_proof(result.certificate)
         yield "plans", f"{result.considered:,} considered, {result.evaluations:,} simulated"
         end = "" if result.end == FINISHED else f", {result.end}"
         rest = f", and {format_time(self.runnable_time)} for what is fastest to run" if self.runnable_time else ""
@@ -470,8 +471,14 @@ def _describe_proof(certificate: Certificate) -> str:
     return "; ".join(sentences)
 
 
-def _describe_scope(scope: Scope | None) -> list[tuple[str, str]]:
+def _describe_scope(scope: Scope | None, algorithm: str) -> list[tuple[str, str]]:
     """Return the lines on what the search tried and did not try; operator algorithms have no scope of layouts."""
     if scope is None:
-        return [("space", "shardings of single operators, on one stage")]
+        places_tables = algorithm in TABLE_ALGORITHMS
+        words = (
+            "placements of tables beside data-parallel layers"
+            if places_tables
+            else "shardings of single operators, on one stage"
+        )
+        return [("space", words)]
     return [("space", "; ".join(scope.tried)), ("not tried", ", ".join(scope.left_out))]

@@ -25,7 +25,7 @@ PLAN_KEYS = dict.fromkeys(DECISIONS, "mesh") | {item.name: item.key for item in 
 
 def build_layout(table: PlanTable) -> Layout:
     """Return the layout of a plan table."""
-    choices = {"recompute": recomputation(table.recompute), "offload": table.offload}
+    choices = {"recompute": recomputation(table.recompute), "offload": table.offload, "embeddings": table.embeddings}
     return Layout(**table.model_dump() | choices | {"attention": Attention(table.attention)})
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
 from meshwise.scenarios.schema.loads import AnySpread
@@ -74,19 +74,49 @@ class TransformerTable(Table):
     latent: LatentAttentionTable | None = None
 
 
-_SOURCES = ("preset", "transformer", "hf_config", "graph")
+MAX_TABLES = 10_000
+MAX_ROWS = 10**12
+Rows = Annotated[int, Count(MAX_ROWS)]
+Widths = Annotated[tuple[Width, ...], Strict(False), Field(min_length=1, max_length=100)]
+Popularity = Annotated[float, Field(ge=0, le=10)]
+
+
+class DlrmTable(Table):
+    """A deep learning recommendation model, written out."""
+
+    rows: Annotated[tuple[Rows, ...], Strict(False), Field(min_length=1, max_length=MAX_TABLES)] = Field(
+        description="Rows of every embedding table."
+    )
+    hots: Annotated[tuple[Width, ...], Strict(False), Field(min_length=1, max_length=MAX_TABLES)] = Field(
+        description="Indices that a sample looks up in each."
+    )
+    embedding: Width = Field(description="Width of a row.")
+    dense: Width = Field(description="Dense features of a sample.")
+    bottom: Widths = Field(description="Widths of the layers on dense features; the last one is that of a row.")
+    top: Widths = Field(description="Widths of the layers behind the interaction; the last one is 1.")
+    interaction: Literal["dot", "cross"] = "dot"
+    crosses: Annotated[int, Count(MAX_LAYERS, minimum=0)] = Field(default=0, description="Cross layers.")
+    rank: Annotated[int, Count(MAX_WIDTH, minimum=0)] = Field(default=0, description="Rank of a cross layer.")
+
+
+_SOURCES = ("preset", "transformer", "dlrm", "hf_config", "graph")
 
 
 class ModelTable(Table):
-    """The network: one of ``preset``, ``transformer``, ``hf_config`` and ``graph``."""
+    """The network: one of ``preset``, ``transformer``, ``dlrm``, ``hf_config`` and ``graph``."""
 
     preset: Annotated[str, OneOf(lambda: MODELS, "models")] | None = None
     transformer: TransformerTable | None = None
+    dlrm: DlrmTable | None = None
     hf_config: Text | None = Field(
         default=None, description="Path of a Hugging Face config.json, relative to the scenario."
     )
     graph: Text | None = Field(
         default=None, description="Path of a graph file, as `meshwise capture` writes it, relative to the scenario."
+    )
+    popularity: Popularity | None = Field(
+        default=None,
+        description="Zipf exponent of how often rows of a recommender's tables are looked up. Default: 0, all alike.",
     )
 
     @model_validator(mode="after")
@@ -94,5 +124,5 @@ class ModelTable(Table):
         stated_sources = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(stated_sources) != 1:
             met_text = " and ".join(stated_sources) or "none"
-            raise ValueError(f"holds one of preset, transformer, hf_config and graph, met {met_text}")
+            raise ValueError(f"holds one of preset, transformer, dlrm, hf_config and graph, met {met_text}")
         return self

@@ -12,12 +12,19 @@ from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
 from meshwise.scenarios.schema.cluster import MAX_DEVICES
 from meshwise.simulator.models.hugging_face import MAX_LAYERS
-from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, Decision
+from meshwise.strategies.plan.layout import DECISIONS, STEP_DECISIONS, UNLIMITED, Decision
 from meshwise.strategies.plan.mesh import AXES
 from meshwise.strategies.plan.offloading import OFFLOADS, Offloading, StepPlace, offloading
 from meshwise.strategies.plan.plan import PLAN_VERSION
 from meshwise.strategies.plan.recomputation import ACTIVATION, Recompute, recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES, Schedule, is_text
+from meshwise.strategies.tables.embeddings import (
+    HOST_WORD,
+    TABLE_OPTIMIZERS,
+    Embeddings,
+    TableCut,
+    parse_embeddings,
+)
 
 MAX_BATCH = 10**7
 MAX_MICROBATCHES = 100_000
@@ -91,6 +98,38 @@ _OFFLOAD_SCHEMA = {
 AnyOffload = Annotated[Any, PlainValidator(_parse_offload), WithJsonSchema(_OFFLOAD_SCHEMA)]
 
 
+_PLACEMENT_SCHEMA = {
+    "anyOf": [
+        {"enum": [*TableCut, HOST_WORD]},
+        {
+            "type": "object",
+            "properties": {
+                "cut": {"enum": list(TableCut)},
+                "device": {"type": "integer", "minimum": 0, "description": "The data rank of a whole table."},
+                "placement": {"enum": ["device", HOST_WORD]},
+                "cache": _FRACTION_SCHEMA | {"description": "Share of the rows of a table on hosts on devices."},
+            },
+            "additionalProperties": False,
+        },
+    ]
+}
+_EMBEDDINGS_SCHEMA = {
+    "anyOf": [
+        _PLACEMENT_SCHEMA,
+        {
+            "type": "object",
+            "properties": {
+                "default": _PLACEMENT_SCHEMA,
+                "optimizer": {"enum": list(TABLE_OPTIMIZERS)},
+                "pipelined": {"type": "boolean"},
+            },
+            "additionalProperties": _PLACEMENT_SCHEMA,
+        },
+    ]
+}
+AnyEmbeddings = Annotated[Any, PlainValidator(parse_embeddings), WithJsonSchema(_EMBEDDINGS_SCHEMA)]
+
+
 def _parse_stages(value: Any) -> str | tuple[int, ...]:
     if value in ("even", "balanced"):
         return str(value)
@@ -135,6 +174,7 @@ _SPECIAL_TYPES: dict[str, Any] = {
     "schedule": AnySchedule,
     "recompute": AnyRecompute,
     "offload": AnyOffload,
+    "embeddings": AnyEmbeddings,
     "placement": Placement,
     "order": Order,
     "stages": Annotated[Any, PlainValidator(_parse_stages), WithJsonSchema(_STAGES_SCHEMA)],
@@ -158,6 +198,8 @@ def _find_type(decision: Decision) -> Any:
 def _build_field(decision: Decision, default: Any) -> Any:
     """Return the pydantic field of a decision; the JSON Schema shows its default as a file states it."""
     extra: dict[str, Any] | None = {"default": []} if isinstance(default, Offloading) else None
+    if isinstance(default, Embeddings):
+        extra = {"default": default.document}
     return Field(default=default, description=decision.text or None, json_schema_extra=extra)
 
 
@@ -201,10 +243,10 @@ _SPECIAL_CHOICES: dict[str, Any] = {
 
 
 def _build_limit_fields() -> dict[str, Any]:
-    """Return a field with a list of values for every decision that a space limits, which are all but placement."""
+    """Return a field with a list of values for every decision that a space limits, which are all but `UNLIMITED`."""
     fields: dict[str, Any] = {}
     for decision in DECISIONS.values():
-        if decision.name != "placement":
+        if decision.name not in UNLIMITED:
             kind = _SPECIAL_CHOICES.get(decision.name, _find_type(decision))
             max_values = 2 if kind is bool else 256 if decision.name in ("recompute", "offload") else 64
             list_type = Annotated[list[kind], Field(min_length=1, max_length=max_values)]  # type: ignore[valid-type]

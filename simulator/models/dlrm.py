@@ -33,6 +33,8 @@ class Dlrm:
         Widths of the layers behind the interaction; the last one is 1.
     interaction
         ``dot`` products of all pairs, or ``crosses`` low-rank ``cross`` layers of rank ``rank``.
+    popularity
+        Zipf exponent of how often the rows of a table are looked up; 0 where all are looked up as often.
     """
 
     rows: tuple[int, ...]
@@ -45,6 +47,7 @@ class Dlrm:
     crosses: int = 0
     rank: int = 0
     name: str = "dlrm"
+    popularity: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.hots) or not self.rows:
@@ -59,6 +62,8 @@ class Dlrm:
             raise ValueError(f"interaction is one of {', '.join(INTERACTIONS)}, met {self.interaction}")
         if self.interaction == "cross" and min(self.crosses, self.rank) < 1:
             raise ValueError(f"crosses and rank are at least 1, met {self.crosses} and {self.rank}")
+        if not self.popularity >= 0:
+            raise ValueError(f"popularity is at least 0, met {self.popularity}")
 
     @property
     def features(self) -> int:
@@ -101,7 +106,7 @@ class Dlrm:
 
 def _build_embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
     """Return the block of embedding bags and layers on dense features, whose output is all vectors in one tensor."""
-    pooled = tuple(_embedding_bag(builder, table) for table in range(len(spec.rows)))
+    pooled = tuple(_embedding_bag(builder, table, spec.popularity) for table in range(len(spec.rows)))
     dense = _dense_layers(builder, builder.add_tensor("dense", "batch bottom_0"), "bottom", len(spec.bottom))
     out = builder.add_elementwise("concatenate", "batch features embedding", (dense, *pooled), ("features",))
     indices = tuple(f"indices_{table}" for table in range(len(spec.rows)))
@@ -109,15 +114,22 @@ def _build_embedding(spec: Dlrm, builder: BlockBuilder) -> Block:
     return builder.build_block("embedding", ("dense", *indices), carried)
 
 
-def _embedding_bag(builder: BlockBuilder, table: int) -> str:
+def _embedding_bag(builder: BlockBuilder, table: int, popularity: float) -> str:
     """Add the sum of the rows that a sample looks up in a table and return it."""
     rows, hots = f"rows_{table}", f"hots_{table}"
     indices = (builder.add_tensor(f"indices_{table}", f"batch {hots}", "int64"),)
     weight = (builder.add_tensor(f"table_{table}", f"{rows} embedding"),)
     dims, outputs, reduced = f"batch {hots} embedding {rows}", (f"pooled_{table}",), f"{hots} {rows}"
-    kind = OperatorKind.EMBEDDING
     return builder.add_operator(
-        f"bag_{table}", kind, dims, indices, outputs, parameters=weight, reduced=reduced, saved=indices
+        f"bag_{table}",
+        OperatorKind.EMBEDDING,
+        dims,
+        indices,
+        outputs,
+        parameters=weight,
+        reduced=reduced,
+        saved=indices,
+        popularity=popularity,
     )
 
 

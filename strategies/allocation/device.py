@@ -55,11 +55,11 @@ def count_communicator_bytes(problem: Problem, plan: Plan) -> int:
         size = 1
         for axis in axes:
             size *= plan.mesh.size(axis)
-        if size > 1 and kind != EXPERT and not (kind == EXPERT_DATA and plan.expert == 1):
+        if size > 1 and kind != EXPERT and not (kind == EXPERT_DATA and plan.mesh.size(EXPERT) == 1):
             num_rings += 1
     total = num_rings * COLLECTIVE_CHANNELS * connection
-    if plan.expert > 1:
-        total += (min(plan.expert, num_local) - 1) * EXCHANGE_CHANNELS * connection
+    if plan.mesh.size(EXPERT) > 1:
+        total += (min(plan.mesh.size(EXPERT), num_local) - 1) * EXCHANGE_CHANNELS * connection
     if plan.pipeline > 1:
         total += 2 * SENDING_CHANNELS * connection
     return total

@@ -97,7 +97,7 @@ class PlanMemory:
 
     def hosts_fit(self, plan: Plan) -> bool:
         """Return whether every host has the memory that its ranks keep there."""
-        if not plan.offload:
+        if not plan.offload and not plan.embeddings.uses_hosts:
             return True
         kinds = list_host_memory(self.costs.machine(plan), self.costs, plan)
         return all(size <= capacity for size, capacity in kinds)
@@ -122,7 +122,9 @@ class PlanMemory:
         """Return the bytes that stay for the whole step, by pipeline position, without what devices reserve."""
         _, stages, states = self.costs.find_keys(plan)
         buffers, copies = self.costs.buffers(plan), count_copies(self.costs, plan)
-        return self._count_resident(stages, states, plan.offload.optimizer, buffers, copies)
+        resident = self._count_resident(stages, states, plan.offload.optimizer, buffers, copies)
+        tables = self.costs.find_table_bytes(plan)
+        return resident if tables is None else resident + tables.device_bytes
 
     @memoise
     def _count_resident(

@@ -12,7 +12,7 @@ References
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwise.simulator.program import TaskKind
 from meshwise.simulator.timeline import Timeline
@@ -20,6 +20,7 @@ from meshwise.simulator.units import format_bandwidth, format_size, format_time
 from meshwise.strategies.explanation.alternatives import Alternative
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.tables.table import without_tables
 
 SC21 = "Narayanan et al., SC 2021"
 ZERO = "Rajbhandari et al., ZeRO, SC 2020"
@@ -48,6 +49,9 @@ def recommendations(
 
     ``timeline`` is the plan's simulated step; ``alternatives`` are by topic the fastest plan that decides it otherwise.
     """
+    # tables that data ranks share are no part of a replica
+    names = tuple(name for name, _ in plan.embeddings.tables)
+    problem = replace(problem, graph=without_tables(problem.graph, names))
     return (
         _recommend_data(problem, plan),
         _recommend_optimizer(problem, plan, alternatives),

@@ -25,6 +25,8 @@ from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.acceptance import Acceptor
 from meshwise.strategies.search.proposals import OutOfTime
 from meshwise.strategies.search.space import EVERYTHING, find_choices
+from meshwise.strategies.search.table_search import has_bags
+from meshwise.strategies.tables.embeddings import TableCut, TablePlacement
 
 GIB = 2.0**30
 
@@ -163,6 +165,8 @@ def _list_changes(problem: Problem) -> Iterator[_Change]:
             problem, partial(_list_offload_changes, kind), MAX_TRIED if kind == "optimizer" else MAX_SIMULATED
         )
     yield _Change(problem, _list_device_changes)
+    if has_bags(problem):
+        yield _Change(problem, _list_table_changes)
     training = problem.training
     if training.gradient_bytes > training.parameter_bytes:
         narrow_problem = replace(problem, training=replace(training, gradient_precision="same"))
@@ -234,6 +238,14 @@ def _list_device_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
             step = StepPlace.HOST if "optimizer" in names else layout.offload.step
             offload = replace(layout.offload, **dict.fromkeys(names, ()), step=step)
             yield f"{', '.join(names)} kept on devices", replace(layout, offload=offload)
+
+
+def _list_table_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Yield the layout whose data ranks share all embedding tables, by rows on devices or on hosts."""
+    for words, cache in (("by rows", None), ("on hosts", 0.0)):
+        embeddings = replace(layout.embeddings, tables=(), default=TablePlacement(TableCut.ROWS, cache=cache))
+        if embeddings != layout.embeddings:
+            yield f"embedding tables {words}", replace(layout, embeddings=embeddings)
 
 
 def _list_node_changes(factor: int, num_nodes: int, layout: Layout) -> Iterator[tuple[str, Layout]]:

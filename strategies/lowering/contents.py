@@ -106,10 +106,12 @@ class Contents:
             return TaskContent(self._build_squares(position, instance))
         if template.role == Role.UPDATE:
             return self._build_update(key[0], key[1], position, instance)
-        if template.site.kind in HOST_KINDS:
-            return self._build_host_copy(template, instance)
         if template.role == Role.COLLECTIVE:
             return self._build_collective(template.site.kind, key, instance)
+        if template.role == Role.ROWS:
+            return self._build_table_move(template, instance)
+        if template.site.kind in HOST_KINDS:
+            return self._build_host_copy(template, instance)
         if template.role == Role.SEND:
             stage, backward = key
             name = "gradients" if backward else "activations"
@@ -273,6 +275,14 @@ class Contents:
             return content
         changed_piece = content.work.pieces[0]._replace(acquisitions=acquired, releases=released)
         return TaskContent(self._build_work(stage, changed_piece), content.flow)
+
+    def _build_table_move(self, template: TaskTemplate, instance: int) -> TaskContent:
+        """Return one phase of what moves of tables beside a step."""
+        number, phase = template.key
+        segment, communicator = self.cuts.table_moves[number], self.machine.communicator(template.site.kind, instance)
+        assert segment.collective is not None
+        volume = segment.collective, segment.size
+        return self._build_communication(communicator, segment.kind, -1, phase, volume, segment.label)
 
     def _build_communication(
         self,

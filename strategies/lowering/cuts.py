@@ -19,7 +19,7 @@ from meshwise.simulator.program import Category, Change, Deferred, Piece, Stream
 from meshwise.simulator.units import to_ticks
 from meshwise.strategies.lowering.costs.offload import HostShare
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients, count_updated_parameters
-from meshwise.strategies.lowering.costs.segments import Segment, build_communication
+from meshwise.strategies.lowering.costs.segments import Segment, build_communication, list_table_moves
 from meshwise.strategies.lowering.costs.weights import Unit
 from meshwise.strategies.lowering.pass_modes import PassMode, choose_pass_modes
 from meshwise.strategies.lowering.rank_classes.machine import Machine, RankProfile
@@ -60,6 +60,7 @@ from meshwise.strategies.lowering.timing import (
     launch_chain,
 )
 from meshwise.strategies.plan.mesh import DATA, EXPERT_DATA, OPERATOR_AXES, TENSOR
+from meshwise.strategies.plan.offloading import HOST_STREAMS
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.schedules.schedule import MAKES_GRADIENTS, ActionKind
 
@@ -370,7 +371,9 @@ def _build_pieces(items: Iterable[_PassItem], launch: float) -> list[Piece]:
 
 
 def _choose_stream(collective: Segment) -> StreamKind:
-    """Return the stream of a collective inside a pass: one that overlaps compute has its own."""
+    """Return the stream of a collective inside a pass: one that overlaps compute has its own, and so has a copy."""
+    if collective.axis in HOST_STREAMS:
+        return HOST_STREAMS[collective.axis]
     return StreamKind.CONTEXT if collective.overlaps_next else StreamKind.TENSOR
 
 
@@ -420,8 +423,21 @@ class Cuts:
         return self.costs.list_host_shares(self.plan)
 
     @cached_property
+    def table_moves(self) -> tuple[Segment, ...]:
+        """What moves of tables beside a microbatch, where steps overlap."""
+        if not self.plan.embeddings.pipelined:
+            return ()
+        work = self.costs.blocks.table_work(self.costs.find_keys(self.plan).cut, self.plan.sequences)
+        return list_table_moves(work)
+
+    @cached_property
     def pass_modes(self) -> tuple[PassMode, ...]:
-        """For every position, how its passes run; a collective that a host waits for is a task of its own."""
+        """For every position, how its passes run; a collective that a host waits for is a task of its own.
+
+        So is one beside copies from hosts, or beside the sums of gradients of what is not in tables.
+        """
+        if self.plan.embeddings:
+            return (PassMode.SEPARATE,) * self.plan.pipeline
         if self.training.conventions.waits_for_collectives and self.machine.has_launches:
             return (PassMode.SEPARATE,) * self.plan.pipeline
         axis_counts = zip(

@@ -165,7 +165,7 @@ class _StepLowering(NamedTuple):
             capacity=tuple(costs.problem.usable_memory(machine.rank(index).accelerator) for index in range(len(table))),
             links=_list_links(table),
             traffic=count_traffic(cuts, plan),
-            hosts=list_hosts(machine) if plan.offload else (),
+            hosts=list_hosts(machine) if plan.offload or plan.embeddings.uses_hosts else (),
             background=flows,
             steps=list_steps(tasks, columns.frame, plan.depth) if plan.asynchronous else None,
         )

@@ -25,6 +25,7 @@ from meshwise.strategies.lowering.tasks.unflushed import UpdateSchedule
 from meshwise.strategies.plan.mesh import list_data_ranks
 from meshwise.strategies.plan.plan import Plan, SharedStates
 from meshwise.strategies.plan.problem import Training
+from meshwise.strategies.tables.loads import TableBytes
 
 
 class StateCopies(NamedTuple):
@@ -48,6 +49,17 @@ class Residents(NamedTuple):
     def device_bytes(self) -> int:
         """Bytes on the device."""
         return sum(self.device.values())
+
+    def add_tables(self, tables: TableBytes | None) -> "Residents":
+        """Return what a rank keeps with its part of the tables that data ranks share."""
+        if tables is None:
+            return self
+        names = Category.PARAMETERS, Category.OPTIMIZER, Category.BUFFERS
+        device_sizes = zip(names, (tables.parameters, tables.states, tables.buffers), strict=True)
+        host_sizes = zip(names, (tables.host_parameters, tables.host_states), strict=False)
+        device = self.device | {name: self.device[name] + size for name, size in device_sizes}
+        host = self.host | {name: self.host.get(name, 0) + size for name, size in host_sizes if size}
+        return Residents(device, host)
 
 
 def count_residents(
@@ -140,9 +152,10 @@ def list_class_residents(
         if (position, rank) not in known_residents:
             buffers = costs.buffers(plan, rank.batch)[position]
             buffers += 2 * find_buffer_bytes(costs, plan, position, rank) + int(rank.accelerator.reserved)
-            known_residents[position, rank] = count_residents(
+            residents = count_residents(
                 training, plan, position_parameters[position], buffers, host_shares[position], copies[position]
             )
+            known_residents[position, rank] = residents.add_tables(costs.find_table_bytes(plan))
         device, host = known_residents[position, rank]
         updates_states = updates_parameters(machine, plan, index)
         sizes = [*((row, False) for row in device.items()), *((row, True) for row in host.items())]

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 from meshwise.simulator.collective import Collective
+from meshwise.simulator.interconnect.interconnect import interconnect
 from meshwise.simulator.memo import memoise, remember_latest
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.block import BlockWork
@@ -27,6 +28,8 @@ from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import LayerRecompute
 from meshwise.strategies.schedules.schedule import ActionKind
+from meshwise.strategies.tables.embeddings import TableCut
+from meshwise.strategies.tables.loads import TableBytes, find_bytes
 
 T = TypeVar("T")
 
@@ -192,6 +195,8 @@ class _PlacedFields(NamedTuple):
     attention: Attention | None
     batches: tuple[int, ...]
     exchange_axes: tuple[str, ...]
+    shares_tables: bool
+    sums_in_nodes: bool
     apart: bool = False
 
 
@@ -242,7 +247,7 @@ class StageCosts(StageWorks):
             plan.mesh,
             plan.placement,
             plan.looped,
-            bool(plan.offload),
+            bool(plan.offload) or plan.embeddings.uses_hosts,
             self.list_tied_positions(stages),
             plan.gradient_reduction == "parameter_server",
             norm_axes(self.training, plan),
@@ -250,6 +255,8 @@ class StageCosts(StageWorks):
             plan.attention,
             () if isinstance(plan.microbatch, int) else plan.microbatch,
             self.blocks.exchange_axes(stages.cut),
+            bool(plan.embeddings),
+            any(placement.cut is TableCut.NODE_ROWS for _, placement in plan.embeddings.tables),
         )
 
     @memoise
@@ -283,6 +290,18 @@ class StageCosts(StageWorks):
             stage_run = self.find_stage_run_of(passes, stages, offloaded_fractions, zero_3, stage, rank.batch)
             costs.append(self._time_stage(stage_run, rank))
         return PlanCosts(tuple(costs), self.count_parameters(stages))
+
+    def find_table_bytes(self, plan: Plan) -> TableBytes | None:
+        """Return what the fullest data rank keeps of the tables that they share; ``None`` where they share none."""
+        if not plan.embeddings:
+            return None
+        loads = self.blocks.table_loads(self.find_keys(plan).cut, plan.sequences)
+        return find_bytes(loads, self.list_rank_hosts(plan), pipelined=plan.embeddings.pipelined)
+
+    def list_rank_hosts(self, plan: Plan) -> tuple[int, ...]:
+        """Return the number of the host of every rank."""
+        devices = self.machine(plan).table.placed.devices
+        return tuple(interconnect(self.problem.cluster).host_of(devices).tolist())
 
     def list_host_shares(self, plan: Plan) -> tuple[HostShare, ...]:
         """Return what ranks keep on their hosts for the whole step, by position; a tied parameter is there once."""

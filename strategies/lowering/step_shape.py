@@ -77,6 +77,11 @@ class _ShapeBuilder:
             norm_phases=self._count_norm_phases(),
             hosts_wait=framework.waits_for_passes or (plan.pipeline > 1 and framework.waits_for_exchanges),
             hosts_wait_inside=framework.waits_for_collectives,
+            table_moves=tuple(
+                (move.axis, self._count_phases(move.axis, 0, (move.collective, move.size)))
+                for move in self.cuts.table_moves
+                if move.collective is not None
+            ),
         )
 
     def _list_replicated_sums(self, position: int) -> tuple[tuple[str, int], ...]:

@@ -16,7 +16,7 @@ from meshwise.strategies.operators.choices import (
     list_kept_cuts,
 )
 from meshwise.strategies.plan.layout import ZERO_STAGES, Violation
-from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.mesh import DATA, EXPERT, OPERATOR_AXES, PIPELINE, TENSOR, Axis, Mesh
 from meshwise.strategies.plan.parallelism import Parallelism, shard_operators
 from meshwise.strategies.plan.partition import Stage, partition_layers
 from meshwise.strategies.plan.plan import Plan
@@ -262,7 +262,7 @@ def cuts_operators(problem: Problem, plan: Plan) -> bool:
     parallelism = Parallelism(
         tensor=plan.tensor > 1,
         sequence_parallel=plan.sequence_parallel,
-        expert=plan.expert > 1,
+        expert=plan.mesh.size(EXPERT) > 1,
         attention=plan.attention,
         rows=plan.tensor_rows > 1,
         gathers_logits=problem.training.gathers_logits,

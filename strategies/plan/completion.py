@@ -5,13 +5,25 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwise.strategies.plan.layout import MESH_DEGREES, Layout, step_decisions
-from meshwise.strategies.plan.mesh import AXES, DATA, PIPELINE, REPLICA, TENSOR, Axis, Mesh, normalise_microbatch
+from meshwise.strategies.plan.mesh import (
+    AXES,
+    DATA,
+    EXPERT,
+    PIPELINE,
+    REPLICA,
+    TENSOR,
+    Axis,
+    Mesh,
+    normalise_microbatch,
+)
 from meshwise.strategies.plan.parallelism import Attention, Parallelism, shard_operators
 from meshwise.strategies.plan.partition import count_stage_layers, partition_layers
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.rules import count_chunks, violations
 from meshwise.strategies.schedules.schedule import find_rule
+from meshwise.strategies.tables.completion import complete_embeddings
+from meshwise.strategies.tables.table import list_tables
 
 
 def complete(problem: Problem, layout: Layout) -> Plan:
@@ -25,6 +37,11 @@ def complete(problem: Problem, layout: Layout) -> Plan:
     violation = next(violations(problem, layout), None)
     if violation is not None:
         raise ValueError(f"{violation.field}: {violation.message}")
+    if layout.embeddings:  # data ranks share tables as they share experts
+        tables, samples = list_tables(problem.graph), layout.sequences
+        node_ranks = count_node_ranks(problem, layout.data)
+        embeddings = complete_embeddings(tables, layout.embeddings, samples, layout.data, node_ranks)
+        layout = replace(layout, embeddings=embeddings, expert=layout.data)
     parallelism = Parallelism(
         tensor=layout.tensor > 1,
         sequence_parallel=layout.sequence_parallel,
@@ -89,6 +106,8 @@ def recover_layout(problem: Problem, plan: Plan) -> Layout:
 def layout_without_stages(plan: Plan) -> Layout:
     """Return the layout of a plan with default stages, for plans whose stages no layout can express."""
     degrees = {name: plan.mesh.size(name) for name in MESH_DEGREES} | {"data": plan.data}
+    if plan.embeddings:  # along the axis of experts they share tables
+        degrees[EXPERT] = 1
     return Layout(
         **step_decisions(plan) | degrees | {"attention": plan.attention or Attention.RING},
         order=_find_order(plan),

@@ -19,6 +19,7 @@ from meshwise.strategies.plan.offloading import NO_OFFLOADING, Offloading, offlo
 from meshwise.strategies.plan.parallelism import Attention
 from meshwise.strategies.plan.recomputation import Recomputation, Recompute, recomputation
 from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, Embeddings, parse_embeddings
 
 ZERO_STAGES = (0, 1, 2, 3)
 """Stages of ZeRO: data ranks share nothing, the optimizer's states, gradients too, parameters too."""
@@ -201,6 +202,8 @@ class StepDecisions:
     placement
         The device of every rank, in order of rank; empty for rank ``i`` on the ``i``-th free device. Other devices
         stay idle.
+    embeddings
+        Where embedding tables are (`meshwise.strategies.tables.embeddings`).
     """
 
     microbatch: Microbatch = decision(
@@ -349,6 +352,13 @@ class StepDecisions:
         words="ranks not placed in order",
         parse=lambda devices: tuple(map(int, devices)),
     )
+    embeddings: Embeddings = decision(
+        NO_EMBEDDINGS,
+        "Where embedding tables are: one word for all, or placements by table.",
+        Level.FAMILY,
+        words=str,
+        parse=parse_embeddings,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,6 +494,10 @@ DECISIONS = _list_decisions()
 
 STEP_DECISIONS = tuple(DECISIONS[item.name] for item in fields(StepDecisions))
 """The decisions that a complete plan has as fields; its mesh and stages have the others."""
+
+UNLIMITED = ("placement", "embeddings")
+"""The decisions that a space does not limit: instead of the placement it limits the number of devices, and tables are
+placed by an algorithm of their own."""
 
 DEGREES = tuple(name for name, item in DECISIONS.items() if item.level is Level.DEGREE)
 """The degrees of parallelism."""

@@ -96,6 +96,9 @@ groups)."""
 FORWARD, BACKWARD = "forward", "backward"
 """Kinds of pairs of neighbouring pipeline ranks, sender first."""
 
+TABLE_NODE = "node of tables"
+"""Kind of the groups of ranks on one node that add up vectors of tables cut by rows there."""
+
 NORM = "norm"
 """Kind of the groups that sum the norm of gradients."""
 

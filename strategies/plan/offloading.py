@@ -34,6 +34,9 @@ TO_HOST, HOST, FROM_HOST = "to host", "host", "from host"
 HOST_KINDS = (TO_HOST, HOST, FROM_HOST)
 """Kinds of copies between one rank and its host, and of work on the host."""
 
+HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
+"""Streams of copies and of work on the host, by kind."""
+
 UPDATE_CHUNKS = 8
 """Pieces into which an offloaded update is split, so that copies run beside the optimizer."""
 

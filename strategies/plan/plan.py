@@ -86,8 +86,8 @@ class Plan(StepDecisions):
 
     @property
     def expert(self) -> int:
-        """Expert-parallel degree."""
-        return self.mesh.size(EXPERT)
+        """Expert-parallel degree; 1 where ranks share tables along its axis."""
+        return 1 if self.embeddings else self.mesh.size(EXPERT)
 
     @property
     def context(self) -> int:
@@ -252,8 +252,8 @@ class Plan(StepDecisions):
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data with the version of the format."""
         keys = {item.name: item.key for item in STEP_DECISIONS}
-        # these two have documents of their own, shorter than the nested fields of asdict
-        values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload")}
+        # these have documents of their own, shorter than the nested fields of asdict
+        values = asdict(self) | {name: getattr(self, name).document for name in ("recompute", "offload", "embeddings")}
         return {"version": PLAN_VERSION} | {keys.get(name, name): value for name, value in values.items()}
 
     @classmethod

@@ -277,3 +277,10 @@ class Problem:
         return device.reserved + (peak - device.reserved) * self.memory_margin
 
     __repr__ = brief_repr()
+
+
+def count_node_ranks(problem: Problem, ranks: int) -> int:
+    """Return the ranks of a node where all nodes are alike and ``ranks`` are on all of their devices; 0 elsewhere."""
+    cluster = problem.cluster
+    is_even = len(cluster.nodes) == 1 and not cluster.tenants and ranks == cluster.num_devices
+    return cluster.first_node.devices if is_even else 0

@@ -40,6 +40,7 @@ from meshwise.strategies.plan.recomputation import (
     SomeOperators,
     StageRecompute,
 )
+from meshwise.strategies.plan.table_rules import table_violations
 from meshwise.strategies.schedules.orders import order_actions
 from meshwise.strategies.schedules.rule import ScheduleRule, WrittenRule, list_no_pairs
 from meshwise.strategies.schedules.schedule import OrderError, build_schedule, find_rule
@@ -70,6 +71,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _zero_violations(layout)
     yield from pass_violations(layout)
     yield from _frozen_violations(problem.training, layout)
+    yield from table_violations(problem, layout)
     if layout.gradient_reduction not in GRADIENT_REDUCTIONS:
         known_names, reduction = ", ".join(GRADIENT_REDUCTIONS), layout.gradient_reduction
         yield Violation("gradient_reduction", f"gradient_reduction is one of {known_names}, met {reduction}")
@@ -272,6 +274,8 @@ def _expert_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violati
     if layout.expert == 1:
         return
     experts = find_dim_sizes(graph, (EXPERTS,)).get(EXPERTS)
+    if experts is None and layout.embeddings:
+        return
     if experts is None:
         yield Violation("expert", f"the model has no experts, met expert {layout.expert}; nearest: 1")
     elif experts % layout.expert:

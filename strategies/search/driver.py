@@ -27,6 +27,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.fan_out import Evaluator
 from meshwise.strategies.search.proposals import (
+    NO_CERTIFICATE,
     Certificate,
     ConsideredPlans,
     OutOfTime,
@@ -342,7 +343,7 @@ class _SearchState:
                 if isinstance(proposal, Proof):
                     self._learn_proof(proposal)
                 elif isinstance(proposal, Certificate):
-                    self.latest_certificate = proposal
+                    self.latest_certificate = None if proposal == NO_CERTIFICATE else proposal
                 elif isinstance(proposal, Upcoming):
                     self._begin_evaluations(proposal.plans)
                 elif isinstance(proposal, ConsideredPlans):

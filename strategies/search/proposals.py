@@ -34,11 +34,18 @@ class Certificate:
         Seconds of a step that one more byte on every device saves, over the next bytes; ``None`` where unknown.
     among
         The choices among which the sum is compared, in words; empty for all choices.
+    subject
+        Which costs are summed, in words.
     """
 
     gap: float | None
     memory_price: float | None
     among: str = ""
+    subject: str = "sum of operators' costs"
+
+
+NO_CERTIFICATE = Certificate(None, None, subject="")
+"""Yielded where an algorithm that had a certificate has none of the plans that follow."""
 
 
 class OutOfTime(Exception):

@@ -19,7 +19,7 @@ from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.operator_graph import OperatorGraph
 from meshwise.strategies.operators.choices import Pin
 from meshwise.strategies.plan.group import Group
-from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
+from meshwise.strategies.plan.layout import DECISIONS, DEGREES, UNLIMITED, Layout
 from meshwise.strategies.plan.mesh import AXES, divisors
 from meshwise.strategies.plan.offloading import Offloading
 from meshwise.strategies.plan.partition import num_layers, partition_layers
@@ -48,8 +48,8 @@ _VALUES: dict[str, tuple[type, ...]] = {
 }
 """The types of values of decisions whose values are neither listed nor whole numbers."""
 
-_LIMITS = tuple(name for name in DECISIONS if name != "placement")
-"""The decisions that a space limits; instead of the placement it limits the number of ``devices``."""
+_LIMITS = tuple(name for name in DECISIONS if name not in UNLIMITED)
+"""The decisions that a space limits."""
 
 if TYPE_CHECKING:
 
@@ -73,7 +73,7 @@ else:
 class Space(_Limits):
     """Limits on the decisions of a `Layout`; a decision without a limit has the values in use today.
 
-    Every decision of a layout except its placement is a keyword, whose limit is a tuple of values, or ``None``. The
+    Every decision of a layout but those of `UNLIMITED` is a keyword, whose limit is a tuple of values, or ``None``. The
     extent of a space says which values decisions without a limit have: its core, which is small enough to list, the
     usual values, or with ``wide`` all values. They are named in the ``extent`` of each decision in
     `meshwise.strategies.plan.layout.DECISIONS`.

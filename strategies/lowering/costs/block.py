@@ -18,6 +18,7 @@ from meshwise.strategies.lowering.costs.rewrites import (
     undeferred_elements,
     with_accumulation,
     with_overlap,
+    with_tables,
 )
 from meshwise.strategies.lowering.costs.segments import BlockSegments
 from meshwise.strategies.lowering.costs.weights import (
@@ -28,8 +29,10 @@ from meshwise.strategies.lowering.costs.weights import (
     replicated_elements,
 )
 from meshwise.strategies.plan.mesh import EXPERT, OPERATOR_AXES
-from meshwise.strategies.plan.problem import Problem
+from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
+from meshwise.strategies.tables.loads import TableLoad, TableWork, count_loads, find_work
+from meshwise.strategies.tables.table import Table, list_tables
 
 
 class BlockWork(NamedTuple):
@@ -256,4 +259,25 @@ class BlockWorks:
     def plain_segments(self, cut: CutKey, name: str, sequences: int) -> BlockSegments:
         """Return the segments of a block without recomputation."""
         layout = self.layout(cut, name, sequences)
-        return build_block_segments(layout, keeps_gathered=self.conventions.keeps_gathered)
+        segments = build_block_segments(layout, keeps_gathered=self.conventions.keeps_gathered)
+        tables = self._list_shared_tables(cut, name)
+        return with_tables(segments, tables, self.table_work(cut, sequences), cut.embeddings) if tables else segments
+
+    def _list_shared_tables(self, cut: CutKey, name: str) -> tuple[Table, ...]:
+        """Return the tables of a block that data ranks share."""
+        shared, block = dict(cut.embeddings.tables), self.block(cut, name).name
+        tables = list_tables(self.problem.graph) if shared else ()
+        return tuple(table for table in tables if table.name in shared and table.block == block)
+
+    @memoise
+    def table_loads(self, cut: CutKey, sequences: int) -> tuple[TableLoad, ...]:
+        """Return what the tables that data ranks share make each of them do; nothing where they share none."""
+        if not cut.embeddings:
+            return ()
+        ranks = cut.mesh.size(EXPERT)
+        tables, node_ranks = list_tables(self.problem.graph), count_node_ranks(self.problem, ranks)
+        return count_loads(tables, cut.embeddings, sequences * ranks, ranks, node_ranks)
+
+    def table_work(self, cut: CutKey, sequences: int) -> TableWork:
+        """Return the bytes of tables for which a rank waits in a microbatch."""
+        return find_work(self.table_loads(cut, sequences), cut.mesh.size(EXPERT))

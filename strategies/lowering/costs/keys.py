@@ -22,7 +22,6 @@ from meshwise.strategies.lowering.costs.kinds import (
 from meshwise.strategies.lowering.costs.optimizer import allocates_gradients
 from meshwise.strategies.plan.mesh import (
     DATA,
-    EXPERT,
     EXPERT_DATA,
     OPERATOR_AXES,
     PASS_AXES,
@@ -38,6 +37,8 @@ from meshwise.strategies.plan.plan import Plan, StateKey
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import PerStage, Recomputation, StageRecompute, find_stage_recompute
 from meshwise.strategies.plan.sharding import OperatorSharding
+from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, Embeddings
+from meshwise.strategies.tables.table import without_tables
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,12 +50,15 @@ class CutKey:
     mesh
         The axes along which ranks divide the operators of a pass, and no others.
     kinds
-        The kinds of the blocks as ``shardings`` cut them.
+        The kinds of the blocks as ``shardings`` cut them, without the tables that data ranks share.
+    embeddings
+        Where these tables are.
     """
 
     mesh: Mesh
     shardings: tuple[OperatorSharding, ...]
     kinds: BlockKinds
+    embeddings: Embeddings = NO_EMBEDDINGS
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -180,10 +184,11 @@ class KeyMaker:
     def find_keys(self, plan: Plan) -> PlanKeys:
         """Return the keys of a plan."""
         axes, rule = plan.mesh.axes, plan.rule
-        cut = self._find_cut(axes, plan.shardings)
+        cut = self._find_cut(axes, plan.shardings, plan.embeddings)
         states = self._find_states(
             axes,
             plan.zero,
+            plan.expert,
             plan.gradient_reduction,
             plan.overlap_gradients,
             plan.offloads_parameters,
@@ -196,11 +201,13 @@ class KeyMaker:
         return PlanKeys(self._find_passes(run, plan.recompute), stages, states)
 
     @memoise
-    def _find_states(self, axes: tuple[Axis, ...], zero: int, gradient_reduction: str, *flags: bool) -> StateKey:
+    def _find_states(
+        self, axes: tuple[Axis, ...], zero: int, expert: int, gradient_reduction: str, *flags: bool
+    ) -> StateKey:
         mesh = Mesh(axes)
         shards = mesh.group_size(DATA)
         operator_ranks = prod(mesh.size(name) for name in OPERATOR_AXES)
-        degrees = shards, mesh.group_size(EXPERT_DATA), mesh.size(REPLICA) * shards, operator_ranks, mesh.size(EXPERT)
+        degrees = shards, mesh.group_size(EXPERT_DATA), mesh.size(REPLICA) * shards, operator_ranks, expert
         return StateKey(zero, *degrees, gradient_reduction, *flags)
 
     @memoise
@@ -225,19 +232,24 @@ class KeyMaker:
         return self._build_run(run.cut, microbatch, *run.flags)
 
     @memoise
-    def _find_cut(self, axes: tuple[Axis, ...], shardings: tuple[OperatorSharding, ...]) -> CutKey:
+    def _find_cut(
+        self, axes: tuple[Axis, ...], shardings: tuple[OperatorSharding, ...], embeddings: Embeddings
+    ) -> CutKey:
         """Return how the operators of blocks are cut on a mesh."""
         sizes = dict(axes)
         pass_axes = (Axis(name, sizes.get(name, 1)) for name in PASS_AXES)
-        return self._build_cut(tuple(axis for axis in pass_axes if axis.size > 1), shardings)
+        return self._build_cut(tuple(axis for axis in pass_axes if axis.size > 1), shardings, embeddings)
 
     @memoise
-    def _build_cut(self, axes: tuple[Axis, ...], shardings: tuple[OperatorSharding, ...]) -> CutKey:
-        return CutKey(Mesh(axes), shardings, self._classify_blocks(shardings))
+    def _build_cut(
+        self, axes: tuple[Axis, ...], shardings: tuple[OperatorSharding, ...], embeddings: Embeddings
+    ) -> CutKey:
+        tables = tuple(name for name, _ in embeddings.tables)
+        return CutKey(Mesh(axes), shardings, self._classify_blocks(shardings, tables), embeddings)
 
     @memoise
-    def _classify_blocks(self, shardings: tuple[OperatorSharding, ...]) -> BlockKinds:
-        return classify_blocks(self.graph, shardings)
+    def _classify_blocks(self, shardings: tuple[OperatorSharding, ...], tables: tuple[str, ...]) -> BlockKinds:
+        return classify_blocks(without_tables(self.graph, tables), shardings)
 
     @memoise
     def _build_run(self, cut: CutKey, microbatch: Microbatch, *flags: bool) -> RunKey:

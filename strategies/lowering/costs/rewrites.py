@@ -1,4 +1,4 @@
-"""Rewrites of a block's segments: overlap of tensor collectives, split backward, and accumulation of gradients.
+"""Rewrites of a block's segments: overlap of tensor collectives, split backward, sums of gradients, shared tables.
 
 **Overlap.** A gather of a sequence and the product behind it, or a product and the scatter behind it, are cut into
 as many chunks as there are ranks, and one chunk moves while another is multiplied [1]_ [2]_ [3]_. A rank has its own
@@ -59,8 +59,21 @@ from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import ITEMSIZE, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
 from meshwise.strategies.lowering.costs.layout import BlockLayout, defers
-from meshwise.strategies.lowering.costs.segments import WHOLE, BlockSegments, Portion, Segment, Share, Streaming
+from meshwise.strategies.lowering.costs.segments import (
+    WHOLE,
+    BlockSegments,
+    Kernels,
+    Portion,
+    Segment,
+    Share,
+    Streaming,
+    build_table_backward,
+    build_table_forward,
+)
 from meshwise.strategies.plan.mesh import TENSOR
+from meshwise.strategies.tables.embeddings import Embeddings
+from meshwise.strategies.tables.loads import TableWork
+from meshwise.strategies.tables.table import Table
 
 _HIDDEN_COLLECTIVES = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 """Collectives that sum the gradient of an input, and overlap the product for the gradient of the weight."""
@@ -192,3 +205,31 @@ def with_accumulation(layout: BlockLayout, segments: BlockSegments, gradient_byt
         label = f"gradients of {operator.name} added"
         backward.append(Segment(TaskKind.BACKWARD, label, addition, 0, deferred=defers(operator)))
     return segments._replace(backward=tuple(backward))
+
+
+def with_tables(
+    segments: BlockSegments, tables: Collection[Table], work: TableWork, embeddings: Embeddings
+) -> BlockSegments:
+    """Return the segments of a block with one look-up for all ``tables`` that data ranks share, not one for each."""
+    operators = {table.operator for table in tables}
+    lookups, gradients = (
+        build(work, pipelined=embeddings.pipelined) for build in (build_table_forward, build_table_backward)
+    )
+    return segments._replace(
+        forward=_replace_kernels(segments.forward, operators, lookups),
+        backward=_replace_kernels(segments.backward, operators, gradients),
+    )
+
+
+def _replace_kernels(
+    segments: Sequence[Segment], operators: Collection[str], replacement: Sequence[Segment]
+) -> tuple[Segment, ...]:
+    """Return segments with others in place of the first kernels of some operators, and nothing in place of the rest."""
+    places = [place for place, segment in enumerate(segments) if _runs(segment, operators)]
+    kept = [segment for place, segment in enumerate(segments) if place not in places]
+    first_place = places[0]
+    return (*kept[:first_place], *replacement, *kept[first_place:])
+
+
+def _runs(segment: Segment, operators: Collection[str]) -> bool:
+    return isinstance(segment.work, Kernels) and segment.work.operator.name in operators

@@ -20,7 +20,9 @@ from meshwise.simulator.machine.casts import DELAYED_SCALING
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.operator_graph import Block, Operator, OperatorKind
 from meshwise.simulator.program import TaskKind
-from meshwise.strategies.plan.mesh import CONTEXT, PASS_AXES, TENSOR
+from meshwise.strategies.plan.mesh import CONTEXT, EXPERT, PASS_AXES, TABLE_NODE, TENSOR
+from meshwise.strategies.plan.offloading import FROM_HOST, TO_HOST
+from meshwise.strategies.tables.loads import TableWork
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,6 +125,8 @@ WHOLE = Portion()
 class Segment(NamedTuple):
     """A piece of work of one rank inside a pass: an operator, or a collective over its group along ``axis``.
 
+    A copy between a rank and its host is a send along `FROM_HOST` or `TO_HOST`.
+
     Parameters
     ----------
     work
@@ -222,3 +226,63 @@ def build_ring_backward(attention: Segment, num_turns: int, ring: Ring) -> list[
         *(first_shift, attention, *sums, *middle_segments),
         *(last_shift, attention, *sums, last_shift._replace(overlaps_next=False)),
     ]
+
+
+def build_table_forward(work: TableWork, *, pipelined: bool) -> list[Segment]:
+    """Return the look-ups of a microbatch in tables that data ranks share, with what is exchanged before and after.
+
+    Rows come from hosts beside the look-ups of others. Where it is ``pipelined`` they are there, as indices are.
+    """
+    lookups = _build_lookups(TaskKind.FORWARD, work.forward, "look-ups")
+    indices, rows_from_host, _ = _list_moves(work)
+    segments = [
+        *(() if pipelined else (indices, rows_from_host._replace(overlaps_next=True))),
+        lookups,
+        _sum_in_nodes(Collective.REDUCE_SCATTER, work, "vectors of tables cut in a node"),
+        build_communication(EXPERT, Collective.ALL_TO_ALL, work.vectors, "vectors of tables"),
+        build_communication(EXPERT, Collective.REDUCE_SCATTER, work.partial_sums, "vectors of tables cut by rows"),
+    ]
+    return [segment for segment in segments if segment.size or segment.work]
+
+
+def build_table_backward(work: TableWork, *, pipelined: bool) -> list[Segment]:
+    """Return the gradients of tables that data ranks share, and their update, with what is exchanged before and after.
+
+    Where it is ``pipelined`` updated rows go back to hosts beside the next microbatch.
+    """
+    *_, rows_to_host = _list_moves(work)
+    segments = [
+        build_communication(EXPERT, Collective.ALL_TO_ALL, work.vectors, "gradients of vectors of tables"),
+        _sum_in_nodes(Collective.ALL_GATHER, work, "gradients of tables cut in a node"),
+        build_communication(EXPERT, Collective.ALL_GATHER, work.partial_sums, "gradients of tables cut by rows"),
+        build_communication(EXPERT, Collective.ALL_GATHER, work.gradients, "sparse gradients of tables"),
+        _build_lookups(TaskKind.BACKWARD, work.backward, "gradients and update of tables"),
+        *(() if pipelined else (rows_to_host,)),
+    ]
+    return [segment for segment in segments if segment.size or segment.work]
+
+
+def _sum_in_nodes(collective: Collective, work: TableWork, label: str) -> Segment:
+    """Return a collective of the ranks of a node, which have a table together."""
+    return build_communication(EXPERT, collective, work.node_sums, label)._replace(axis=TABLE_NODE)
+
+
+def list_table_moves(work: TableWork) -> tuple[Segment, ...]:
+    """Return what moves beside a microbatch for its neighbours: indices and rows of the next, rows of the last."""
+    return tuple(segment for segment in _list_moves(work) if segment.size)
+
+
+def _list_moves(work: TableWork) -> tuple[Segment, Segment, Segment]:
+    """Return the all-to-all of indices, and the copies of rows from hosts and to hosts."""
+    indices = build_communication(EXPERT, Collective.ALL_TO_ALL, work.indices, "indices of tables")
+    send, size = Collective.SEND, work.host_copies
+    from_host, to_host = (
+        Segment(TaskKind.HOST_COPY, label, collective=send, size=size, axis=axis)
+        for axis, label in ((FROM_HOST, "rows from host"), (TO_HOST, "rows to host"))
+    )
+    return indices, from_host, to_host
+
+
+def _build_lookups(kind: TaskKind, num_bytes: float, label: str) -> Segment:
+    """Return one kernel over all tables of a rank, as FBGEMM's table-batched embeddings are."""
+    return Segment(kind, label, Streaming(num_bytes, OperatorKind.EMBEDDING))

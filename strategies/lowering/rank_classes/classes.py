@@ -30,7 +30,8 @@ from meshwise.strategies.lowering.rank_classes.refinement import (
     quantise,
     refine,
 )
-from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, list_data_ranks
+from meshwise.strategies.plan.mesh import GROUPS, PIPELINE, TABLE_NODE, list_data_ranks
+from meshwise.strategies.plan.offloading import HOST_KINDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,9 +150,9 @@ class ClassTable:
 
     @cached_property
     def group_of(self) -> dict[str, tuple[int, ...]]:
-        """The group class of every rank class, for the kinds of `GROUPS`."""
+        """The group class of every rank class, for the kinds of groups that run passes or share states."""
         result = {}
-        for kind in GROUPS:
+        for kind in (*GROUPS, TABLE_NODE, *HOST_KINDS):
             if kind in self.tables:
                 table = self.tables[kind]
                 group_classes = [-1] * len(self)

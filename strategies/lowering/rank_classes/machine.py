@@ -19,7 +19,18 @@ from meshwise.simulator.program import Background, Flow
 from meshwise.simulator.units import TICKS_PER_SECOND, to_ticks
 from meshwise.strategies.lowering.rank_classes.classes import ClassTable, PhaseRow
 from meshwise.strategies.lowering.rank_classes.placement import tenant_kind
-from meshwise.strategies.plan.mesh import BACKWARD, DATA, EXPERT_DATA, FORWARD, NORM, PASS_AXES, tied_kind
+from meshwise.strategies.plan.mesh import (
+    BACKWARD,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    FORWARD,
+    NORM,
+    PASS_AXES,
+    TABLE_NODE,
+    tied_kind,
+)
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST_KINDS, TO_HOST
 
 
 class TimedPhase(NamedTuple):
@@ -158,13 +169,20 @@ class Machine:
         """Return what the costs of a rank class depend on."""
         table = self.table
         device = int(table.placed.devices[table.representatives[rank_class]])
-        pass_groups = {kind: self._find_pass_group(kind, rank_class) for kind in PASS_AXES if kind in table.tables}
+        pass_groups = {
+            kind: self._find_pass_group(kind, rank_class) for kind in self._pass_kinds if kind in table.tables
+        }
         launch = table.cluster.node_kind(device).host.launch
         batch = int(table.placed.sequences[table.representatives[rank_class]])
         key = (table.device_kinds[rank_class], tuple(costs for _, costs in pass_groups.values()), launch, batch)
         groups = {kind: group for kind, (group, _) in pass_groups.items()}
         accelerator, slowdown = table.cluster.accelerator_of(device), table.cluster.overlap_slowdown
         return self._registry.find_profile(key, RankProfile(accelerator, launch, groups, batch, slowdown))
+
+    @property
+    def _pass_kinds(self) -> tuple[str, ...]:
+        """The kinds of groups that communicate inside passes; ranks that share tables also with their hosts."""
+        return (*PASS_AXES, TABLE_NODE, FROM_HOST, TO_HOST) if self.table.placed.shares_tables else tuple(PASS_AXES)
 
     def batch(self, kind: str, group: int) -> int:
         """Return the sequences of a microbatch on the ranks of a group class; 0 where all ranks have as many."""
@@ -197,7 +215,14 @@ class Machine:
 
     def _list_collectives(self, kind: str) -> tuple[Collective, ...]:
         """Return the collectives that groups of a kind run inside passes."""
-        exchange = self.table.placed.extra_collectives.get(kind)
+        placed = self.table.placed
+        if kind in HOST_KINDS:
+            return (Collective.SEND,)
+        if kind == TABLE_NODE:
+            return Collective.REDUCE_SCATTER, Collective.ALL_GATHER
+        if kind == EXPERT and placed.shares_tables:
+            return (*PASS_AXES[kind].collectives, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+        exchange = placed.extra_collectives.get(kind)
         return (
             PASS_AXES[kind].collectives
             if exchange is None or exchange in PASS_AXES[kind].collectives

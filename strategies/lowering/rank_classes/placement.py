@@ -44,6 +44,7 @@ from meshwise.strategies.plan.mesh import (
     PASS_AXES,
     PIPELINE,
     REPLICA,
+    TABLE_NODE,
     Mesh,
     hop_kind,
     list_data_ranks,
@@ -97,6 +98,10 @@ class PlacedMesh:
         Sizes of the data ranks' microbatches where they are not all equal.
     exchange_axes
         Operator axes along which all-to-alls run.
+    shares_tables
+        Whether data ranks share embedding tables along the axis of experts.
+    sums_in_nodes
+        Whether the ranks of a node add up vectors of some of these.
     apart
         Whether data ranks have other work, so that each is simulated by itself.
     """
@@ -113,6 +118,8 @@ class PlacedMesh:
     attention: Attention | None = None
     batches: tuple[int, ...] = ()
     exchange_axes: tuple[str, ...] = ()
+    shares_tables: bool = False
+    sums_in_nodes: bool = False
     apart: bool = False
 
     @property
@@ -142,7 +149,7 @@ class PlacedMesh:
             for first_position, second_position in self.tied_positions
         }
         pairs |= {hop_kind(sender, receiver): [sender, receiver] for sender, receiver in self.hops}
-        if kind == NORM or kind in USUAL_COLLECTIVES or kind in pairs:
+        if kind in (NORM, TABLE_NODE) or kind in USUAL_COLLECTIVES or kind in pairs:
             ranks = self.mesh.rows(PIPELINE)[:, pairs[kind]] if kind in pairs else self.list_groups(kind)
             # a search keeps hundreds of placed meshes of as many as 16,384 ranks
             return ranks, self.devices[ranks] if self.placement else ranks
@@ -157,6 +164,8 @@ class PlacedMesh:
             return self.mesh.rows(*GROUPS[kind])
         if kind == NORM:
             return self.mesh.rows(*self.norm_axes)
+        if kind == TABLE_NODE:
+            return np.arange(self.mesh.num_ranks).reshape(-1, self.cluster.first_node.devices)
         rows = self.mesh.rows(PIPELINE)
         if len(rows) == 0:
             return np.empty((0, 2), dtype=np.int64)
@@ -189,8 +198,9 @@ class GroupLoads:
         hops = {hop_kind(sender, receiver): Collective.SEND for sender, receiver in placed.hops}
         server_sums = dict.fromkeys((DATA, EXPERT_DATA) if placed.central else (), Collective.PUSH_PULL)
         norm_sums = {NORM: Collective.ALL_REDUCE} if placed.norm_axes else {}
+        table_sums = {TABLE_NODE: Collective.REDUCE_SCATTER} if placed.sums_in_nodes else {}
         for kind, collective in (
-            USUAL_COLLECTIVES | hops | server_sums | tenants | host_copies | tied_sums | norm_sums
+            USUAL_COLLECTIVES | hops | server_sums | tenants | host_copies | tied_sums | norm_sums | table_sums
         ).items():
             ranks, devices = placed.group_devices(kind)
             if len(ranks):

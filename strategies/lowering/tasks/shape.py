@@ -135,6 +135,8 @@ class StepShape(NamedTuple):
         Whether hosts launch nothing of a pass before its inputs have arrived and all earlier work has ended.
     hosts_wait_inside
         Whether hosts launch nothing before a collective inside a pass has ended.
+    table_moves
+        Kinds of groups that move indices and rows of tables beside a microbatch, with phases of each.
     """
 
     schedule: str
@@ -152,3 +154,4 @@ class StepShape(NamedTuple):
     norm_phases: int | None
     hosts_wait: bool
     hosts_wait_inside: bool
+    table_moves: tuple[tuple[str, int], ...] = ()

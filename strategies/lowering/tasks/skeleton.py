@@ -55,6 +55,8 @@ class Role:
     """A copy of a block's parameters from the host, key (stage, block)."""
     GRADIENTS = "host gradients"
     """A copy of a bucket of gradients to the host, key (stage, bucket)."""
+    ROWS = "rows of tables"
+    """A phase of what moves of tables that data ranks share beside a step, key (number, phase)."""
     SUM_ON_HOST = "host sum"
     """The host adds such a bucket to those of earlier microbatches, key (stage, bucket)."""
     SQUARES_ON_HOST = "host squares"

@@ -22,7 +22,7 @@ from meshwise.strategies.lowering.tasks.shape import LeavingBucket, PartShape, S
 from meshwise.strategies.lowering.tasks.skeleton import RANK, Role, Site, Skeleton, Streams, TaskList, Waits
 from meshwise.strategies.lowering.tasks.variants import FIRST_OFFSET, JOINED_OFFSET, variant_of
 from meshwise.strategies.plan.mesh import BACKWARD, FORWARD, NORM, REPLICA, hop_kind, tied_kind
-from meshwise.strategies.plan.offloading import FROM_HOST, HOST, STEPS, TO_HOST, UPDATE_CHUNKS
+from meshwise.strategies.plan.offloading import FROM_HOST, HOST, HOST_STREAMS, STEPS, TO_HOST, UPDATE_CHUNKS
 from meshwise.strategies.schedules.orders import list_actions, order_actions
 from meshwise.strategies.schedules.rule import Placement
 from meshwise.strategies.schedules.schedule import KINDS, MAKES_GRADIENTS, Action, ActionKind, build_schedule, find_rule
@@ -254,9 +254,7 @@ class PassBuilder(TaskList):
         kind = (
             StreamKind.COMPUTE
             if not part.num_phases
-            else StreamKind.CONTEXT
-            if part.overlaps_next
-            else StreamKind.TENSOR
+            else HOST_STREAMS.get(part.axis, StreamKind.CONTEXT if part.overlaps_next else StreamKind.TENSOR)
         )
         rank_site, launch_streams = Site(RANK, position), ((position, StreamKind.LAUNCH),)
         site = Site(part.axis, position) if part.num_phases or part.runs_as_group else rank_site
@@ -336,7 +334,7 @@ class PassBuilder(TaskList):
         waits: Waits,
     ) -> int:
         """Add a copy between a rank and its host, and return its task."""
-        return self.add_task(Site(kind, position), role, key, ((position, _HOST_STREAMS[kind]),), microbatch, waits)
+        return self.add_task(Site(kind, position), role, key, ((position, HOST_STREAMS[kind]),), microbatch, waits)
 
     def _add_send(self, chain: Chain, position: int, action: Action) -> None:
         """Send the result of an action to the stage that waits for it, if that is on another rank."""
@@ -428,8 +426,6 @@ def _shift_task(task: int | None, offset: int) -> int | None:
     return None if task is None else task + offset
 
 
-_HOST_STREAMS = {TO_HOST: StreamKind.TO_HOST, HOST: StreamKind.HOST, FROM_HOST: StreamKind.FROM_HOST}
-"""Streams of copies and of work on the host, by kind of site."""
 _STREAMS = {
     True: (StreamKind.SEND_FORWARD, StreamKind.RECEIVE_FORWARD),
     False: (StreamKind.SEND_BACKWARD, StreamKind.RECEIVE_BACKWARD),
@@ -454,6 +450,7 @@ class StepBuilder(PassBuilder):
 
     def build(self) -> Skeleton:
         """Return the abstract tasks of the whole step."""
+        self._move_rows()
         for pass_actions in order_actions(self.order):
             self.add_actions(pass_actions)
         add_at_position = {
@@ -471,6 +468,17 @@ class StepBuilder(PassBuilder):
             else:
                 self._sum_norm()
         return self.build_skeleton()
+
+    def _move_rows(self) -> None:
+        """Move indices and rows of tables for the microbatches before and after, beside all that the step does."""
+        last_task: int | None = None
+        for _ in range(self.shape.microbatches):
+            for number, (kind, num_phases) in enumerate(self.shape.table_moves):
+                streams = ((0, HOST_STREAMS.get(kind, StreamKind.CONTEXT)),)
+                for phase in range(num_phases):
+                    # rows come once their indices are there
+                    waits = [(last_task, 0)] if phase or kind == FROM_HOST else []
+                    last_task = self.add_task(Site(kind, 0), Role.ROWS, (number, phase), streams, -1, waits)
 
     def _sum_tied_gradients(self) -> None:
         """Sum the gradients of each parameter that two positions keep."""

@@ -84,10 +84,13 @@ OPERATOR_ALGORITHMS = Registry(
 )
 """Algorithms that choose a sharding for every operator."""
 
+TABLE_ALGORITHMS = Registry({"tables": "meshwise.strategies.search.algorithms.tables.Tables"})
+"""Algorithms that choose where embedding tables are."""
+
 PINNED_ALGORITHMS = tuple(name for name in OPERATOR_ALGORITHMS if name != "recursive_programming")
 """Algorithms that respect the user's decisions about single operators."""
 
-ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS
+ALGORITHMS = LAYOUT_ALGORITHMS | OPERATOR_ALGORITHMS | TABLE_ALGORITHMS
 """All algorithms by name; the fields of each are its hyper-parameters."""
 
 

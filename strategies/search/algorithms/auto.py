@@ -12,9 +12,22 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.algorithms.stages import InterStageMILP
-from meshwise.strategies.search.proposals import Certificate, ConsideredPlans, OutOfTime, Proof, Proposals, Upcoming
+from meshwise.strategies.search.proposals import (
+    NO_CERTIFICATE,
+    Certificate,
+    ConsideredPlans,
+    OutOfTime,
+    Proof,
+    Proposals,
+    Upcoming,
+)
 from meshwise.strategies.search.space import Space, neighbours
 from meshwise.strategies.search.stage_search import is_dividable
+from meshwise.strategies.search.table_search import has_bags, propose_tables
+from meshwise.strategies.tables.placement import MAX_NODES
+
+TABLE_GAP = 1e-3
+"""Fraction by which the placement of a recommender's tables may load the slowest device more than the least."""
 
 MOST_MESHES = 8
 """Meshes near the best uniform plan, those with the lowest bounds, whose stages are divided anew."""
@@ -26,13 +39,17 @@ class Auto:
 
     The proof holds for the plans of the space, which are uniform: all stages recompute alike, and their layers differ
     only as ``stages`` of the space says. Stages are divided anew on the mesh of the best uniform plan and on meshes
-    one decision away, unless the space limits stages or recomputation.
+    one decision away, unless the space limits stages or recomputation. Of a recommender the placements of its tables
+    come first (`tables`).
     """
 
     name: ClassVar[str] = "auto"
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of both searches; return the proof about uniform plans."""
+        if has_bags(problem):
+            yield from _skip_proofs(propose_tables(problem, space, costs, gap=TABLE_GAP, max_nodes=MAX_NODES))
+            yield NO_CERTIFICATE
         uniform_search = BestFirstSearch(problem, costs)
         proof = yield from uniform_search.search(space)
         divides_stages = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)

@@ -91,7 +91,7 @@ def test_a_configuration_that_is_missing_or_a_folder_is_a_message(tmp_path: Path
 @pytest.mark.parametrize(
     ("model", "sequence", "message"),
     [
-        ("{}", 32, "1:1: model: holds one of preset, transformer, hf_config and graph, met none"),
+        ("{}", 32, "1:1: model: holds one of preset, transformer, dlrm, hf_config and graph, met none"),
         ("{preset: resnet-50}", 32, "training.sequence: sequence is 1 for samples of resnet-50, met 32; nearest: 1"),
         ("{preset: vit-b-16}", 32, "sequence is 197 for samples of vit-b-16, met 32; nearest: 197"),
         ("{preset: bert-large}", 513, "training.sequence: bert-large has 512 positions, met a sequence of 513"),

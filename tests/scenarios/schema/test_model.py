@@ -13,7 +13,7 @@ def test_the_network_is_said_in_one_way() -> None:
     assert ModelTable(transformer=TransformerTable(**SIZES)).transformer is not None
     with pytest.raises(ValidationError, match="met preset and graph"):
         ModelTable(preset="gpt3-175b", graph="g.json")
-    with pytest.raises(ValidationError, match="holds one of preset, transformer, hf_config and graph, met none"):
+    with pytest.raises(ValidationError, match="holds one of preset, transformer, dlrm, hf_config and graph, met none"):
         ModelTable()
 
 

@@ -11,6 +11,7 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, StageRecompute
 
 from ..problems import IDEAL, problem
+from ..tables.recommender import recommender
 
 LAYOUT = Layout(data=4, microbatch=4)
 
@@ -91,3 +92,10 @@ def test_changes_that_help_only_together_are_tried_together() -> None:
     (together,) = (each for each in found if each.change.startswith("ZeRO-3, "))
     assert SimulatedCost(tight).evaluate(together.plan).fits
     assert together.plan.zero == 3
+
+
+def test_tables_that_fit_no_device_are_told_to_be_shared() -> None:
+    own = recommender(accelerator=replace(IDEAL, memory=60e6), rows=(3_000_000, 2_000_000), hots=(3, 1))
+    names = {each.change for each in list_reliefs(own, [Layout(data=4, microbatch=8)], count=20)}
+    assert "embedding tables on hosts" in names
+    assert not any("tables" in each.change for each in list_reliefs(cramped(0.95), [LAYOUT], count=20))

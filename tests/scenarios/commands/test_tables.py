@@ -1,0 +1,85 @@
+"""What users of the command line see of embedding tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwise.scenarios.commands.main import run
+
+SCENARIO = """
+name: small recommender
+model: {dlrm: {rows: [300000, 20000], hots: [4, 1], embedding: 32, dense: 8, bottom: [32], top: [16, 1]}, POPULARITY}
+training: {global_batch: 1024, sequence: 1, precision: fp32, optimizer: sgd}
+cluster: {preset: dgx-h100, nodes: 1}
+plan: {data: 8, microbatch: 128, embeddings: EMBEDDINGS}
+"""
+
+
+def write_scenario(folder: Path, embeddings: str, popularity: str = "popularity: 1.1") -> str:
+    path = folder / "tables.yaml"
+    path.write_text(SCENARIO.replace("EMBEDDINGS", embeddings).replace("POPULARITY", popularity))
+    return str(path)
+
+
+def print_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_simulate_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_scenario(tmp_path, "{table_0: {placement: host, cache: 0.1}, default: table}")
+    assert run(["simulate", path]) == 0
+    printed = capsys.readouterr().out
+    assert "rows on hosts, 0.1 cached" in printed and "table on device 0" in printed
+    assert "data rank 0 keeps most of the tables, and rank 0 reads and writes most" in printed
+    document = print_json(capsys, "simulate", path)["embedding_tables"]
+    assert [row["name"] for row in document["tables"]] == ["table_0", "table_1"]
+
+
+def test_without_shared_tables_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "embedding_tables" not in print_json(capsys, "simulate", write_scenario(tmp_path, "replicated"))
+
+
+def test_a_plan_file_keeps_the_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, plan = write_scenario(tmp_path, "rows"), str(tmp_path / "plan.json")
+    found = print_json(capsys, "search", path, "--out", plan)
+    again = print_json(capsys, "simulate", path, "--plan", plan)
+    assert again["step_time"] == found["best"]["evaluation"]["step_time"]
+    assert json.loads(Path(plan).read_text())["embeddings"]
+
+
+def test_explain_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", write_scenario(tmp_path, "rows"), "--seconds", "20"]) == 0
+    assert "embedding tables, the largest first" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "popularity", "message"),
+    [
+        ("{table_7: rows}", "popularity: 1", "plan.embeddings.table_7: names a table, of table_0, table_1, or default"),
+        ("row", "popularity: 1", "plan.embeddings: default: is one of replicated, sparse, table, rows"),
+        ("{default: {cache: 0.5}}", "popularity: 1", "plan.embeddings: default: cache is of a table with placement:"),
+        ("node_rows", "popularity: 1", "plan.embeddings: node_rows needs ranks in order on all devices of several"),
+        ("rows", "popularity: -1", "model.popularity: is at least 0.0, met -1; nearest: 0.0"),
+    ],
+)
+def test_wrong_words_end_with_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], embeddings: str, popularity: str, message: str
+) -> None:
+    assert run(["validate", write_scenario(tmp_path, embeddings, popularity)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any(message in line for line in lines), lines
+    assert "Traceback" not in "".join(lines)
+
+
+def test_other_models_have_no_popularity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "vit.yaml"
+    path.write_text(
+        "name: images\nmodel: {preset: vit-b-16, popularity: 1.0}\n"
+        "training: {global_batch: 64, sequence: 197}\ncluster: {preset: dgx-h100, nodes: 1}\n"
+    )
+    assert run(["validate", str(path)]) == 2
+    assert "is that of rows of a recommender's tables, vit-b-16 has none" in capsys.readouterr().err

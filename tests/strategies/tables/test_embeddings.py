@@ -1,0 +1,67 @@
+"""What users say of tables: documents and values are two forms of one thing, and wrong words get a message."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwise.strategies.tables.embeddings import (
+    NO_EMBEDDINGS,
+    REPLICATED_TABLE,
+    TABLE_OPTIMIZERS,
+    Embeddings,
+    TableCut,
+    TablePlacement,
+    parse_embeddings,
+)
+
+shared_cuts = st.sampled_from((TableCut.ROWS, TableCut.COLUMNS))
+local_cuts = st.sampled_from((TableCut.TABLE, TableCut.NODE_ROWS))
+placements = st.one_of(
+    st.sampled_from((REPLICATED_TABLE, TablePlacement(TableCut.SPARSE))),
+    st.builds(TablePlacement, shared_cuts, cache=st.none() | st.floats(0, 1)),
+    st.builds(TablePlacement, local_cuts, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1)),
+)
+names = st.integers(0, 5).map("table_{}".format)
+values = st.builds(
+    Embeddings,
+    st.dictionaries(names, placements, max_size=4).map(lambda row: tuple(row.items())),
+    placements,
+    st.sampled_from(list(TABLE_OPTIMIZERS)),
+    st.booleans(),
+)
+
+
+@given(values)
+def test_documents_say_all_of_what_is_shared(value: Embeddings) -> None:
+    assert parse_embeddings(value.document) == (value if value else NO_EMBEDDINGS)
+
+
+def test_a_word_is_for_all_tables() -> None:
+    assert parse_embeddings("columns") == parse_embeddings({"default": "columns"})
+    assert parse_embeddings({"default": "host"}).default == TablePlacement(TableCut.ROWS, cache=0.0)
+    assert not parse_embeddings("replicated") and not parse_embeddings({})
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (7, "is a word or a mapping from tables to placements, met 7"),
+        ("row", "default: is one of .*rows.*, met 'row'; nearest: rows"),
+        ({"table_1": 3}, "table_1: is a word or holds cut, device, placement, cache, met 3; nearest: rows"),
+        ({"table_1": {"place": "host"}}, "table_1: holds cut, device, placement, cache, met 'place'"),
+        ({"table_1": {"placement": "disk"}}, "table_1: placement is device or host, met 'disk'; nearest: device"),
+        ({"table_1": {"cache": 0.1}}, "table_1: cache is of a table with placement: host, met 0.1"),
+        ({"t": {"placement": "host", "cache": 1.5}}, "t: cache is at least 0 and at most 1, met 1.5; nearest: 1.0"),
+        ({"t": {"placement": "host", "cache": True}}, "t: cache is a fraction of the rows, met True"),
+        ({"t": {"cut": "rows", "device": 1}}, "t: device is that of cut: table or node_rows, met cut: rows; nearest"),
+        ({"t": {"cut": "table", "device": -1}}, "t: device is at least 0, met -1; nearest: 0"),
+        ({"t": {"cut": "sparse", "placement": "host"}}, "t: a table on hosts is cut by .*, met sparse; nearest: rows"),
+        ({"optimizer": "adamw"}, "optimizer is one of rowwise_adagrad, .*, met adamw; nearest: adam"),
+        ({"pipelined": 1}, "pipelined is true or false, met 1; nearest: true"),
+    ],
+)
+def test_wrong_documents_get_one_message(document: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        parse_embeddings(document)
