@@ -12,6 +12,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from random import Random
 
@@ -31,6 +32,7 @@ from meshwise.strategies.search.algorithms.joint import Joint
 from meshwise.strategies.search.joint.courses import BestPlans
 from meshwise.strategies.search.joint.joint_search import JointSearch
 from meshwise.strategies.search.joint.meshes import list_joint_meshes
+from meshwise.strategies.search.joint.stages import assemble_exactly
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
 
@@ -104,7 +106,7 @@ def _build_product(precision: str, sequence: int, name: str, rows: int, columns:
 def list_step_times(problem: Problem) -> Iterator[float]:
     """Yield the seconds of every plan: all meshes, shardings of operators, and ZeRO stages, on the usual schedule."""
     costs = SimulatedCost(problem)
-    joint = JointSearch(problem, Space(), SimulatedCost(problem), 9.0, BestPlans())
+    joint = JointSearch(problem, Space(), SimulatedCost(problem), partial(assemble_exactly, spread=9.0), BestPlans())
     for mesh in list_joint_meshes(problem, Space()):
         base = joint.build_base_plan(mesh)
         choices = compute_pass_table(Setting(problem, base, StageCosts(problem))).choices
