@@ -87,7 +87,7 @@ class Lengths:
 
     def find_share_above(self, sequence: int) -> float:
         """Return the share of the samples that are longer than ``sequence`` tokens."""
-        return sum(share for length, share in self.rows if length > sequence)
+        return sum((share for length, share in self.rows if length > sequence), 0.0)
 
     def draw(self, generator: np.random.Generator, count: int) -> IntArray:
         """Return the lengths of ``count`` samples that are drawn one by one, shape [count]."""

@@ -39,7 +39,7 @@ def test_the_choice_is_the_best_of_those_compared(scenario: Scenario) -> None:
 
 
 def test_a_search_from_python_returns_the_choice(scenario: Scenario) -> None:
-    found, ordinary = scenario.search("best_first", seconds=60.0), scenario.search_plan("best_first")
+    found, ordinary = scenario.search("best_first", seconds=600.0), scenario.search_plan("best_first")
     assert ordinary.best is not None and found.best is not None
     choice = scenario.choose_loaded(ordinary.best)
     assert choice.best is not None and found.best.plan == choice.best.trial.plan

@@ -61,7 +61,8 @@ def test_the_good_one_is_good() -> None:
             "s.yaml:12:3: training.precison: there is no such field; "
             "known: global_batch, sequence, precision, optimizer, gradient_precision, state_precision, fp8_scaling, "
             "gradient_clipping, framework, "
-            "kernels, loss, launch, expandable_segments, frozen; nearest: precision",
+            "kernels, loss, launch, expandable_segments, frozen, sequence_lengths, packing, sequence_order; "
+            "nearest: precision",
         ),
         (
             changed(layers='layers: "4"'),
