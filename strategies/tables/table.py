@@ -57,7 +57,8 @@ class Table:
 def list_tables(graph: OperatorGraph) -> tuple[Table, ...]:
     """Return the tables that ranks may share: each is looked up by one operator, by indices of samples.
 
-    A table that is tied to another parameter is none, nor one whose name another table has.
+    A table that is tied to another parameter is none. It has the name of its parameter, or of ``block.parameter`` where
+    several tables have that one.
     """
     tied = {end for pair in graph.tied for end in pair}
     tables = [
@@ -67,7 +68,9 @@ def list_tables(graph: OperatorGraph) -> tuple[Table, ...]:
         if block.repeat == 1 and _is_lookup(block, operator) and (block.name, operator.parameters[0]) not in tied
     ]
     num_named = Counter(table.name for table in tables)
-    return tuple(table for table in tables if num_named[table.name] == 1)
+    return tuple(
+        table if num_named[table.name] == 1 else replace(table, name=f"{table.block}.{table.name}") for table in tables
+    )
 
 
 def _is_lookup(block: Block, operator: Operator) -> bool:

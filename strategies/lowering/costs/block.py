@@ -261,7 +261,10 @@ class BlockWorks:
         layout = self.layout(cut, name, sequences)
         segments = build_block_segments(layout, keeps_gathered=self.conventions.keeps_gathered)
         tables = self._list_shared_tables(cut, name)
-        return with_tables(segments, tables, self.table_work(cut, sequences), cut.embeddings) if tables else segments
+        if not tables:
+            return segments
+        work = find_work(self._count_loads(cut, tables, sequences), cut.mesh.size(EXPERT))
+        return with_tables(segments, tables, work, cut.embeddings)
 
     def _list_shared_tables(self, cut: CutKey, name: str) -> tuple[Table, ...]:
         """Return the tables of a block that data ranks share."""
@@ -272,11 +275,12 @@ class BlockWorks:
     @memoise
     def table_loads(self, cut: CutKey, sequences: int) -> tuple[TableLoad, ...]:
         """Return what the tables that data ranks share make each of them do; nothing where they share none."""
-        if not cut.embeddings:
-            return ()
+        return self._count_loads(cut, list_tables(self.problem.graph), sequences) if cut.embeddings else ()
+
+    def _count_loads(self, cut: CutKey, tables: tuple[Table, ...], sequences: int) -> tuple[TableLoad, ...]:
+        """Return what some tables make each data rank do."""
         ranks = cut.mesh.size(EXPERT)
-        tables, node_ranks = list_tables(self.problem.graph), count_node_ranks(self.problem, ranks)
-        return count_loads(tables, cut.embeddings, sequences * ranks, ranks, node_ranks)
+        return count_loads(tables, cut.embeddings, sequences * ranks, ranks, count_node_ranks(self.problem, ranks))
 
     def table_work(self, cut: CutKey, sequences: int) -> TableWork:
         """Return the bytes of tables for which a rank waits in a microbatch."""

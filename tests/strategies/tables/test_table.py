@@ -30,3 +30,16 @@ def test_only_the_named_tables_leave_the_network() -> None:
     assert graph.num_parameters - rest.num_parameters == 100 * 16
     assert rest.flops == graph.flops
     assert without_tables(graph, ()) is graph
+
+
+def test_tables_of_one_name_are_told_apart_by_their_blocks() -> None:
+    graph = build(SMALL, 1, "fp32")
+    first, *others = graph.blocks
+    both = replace(graph, blocks=(first, replace(first, name="second"), *others))
+    assert [table.name for table in list_tables(both)] == [
+        f"{block}.table_{index}" for block in ("embedding", "second") for index in range(2)
+    ]
+    assert graph.num_parameters - without_tables(graph, ("table_1",)).num_parameters == 7 * 16
+    rest = without_tables(both, ("second.table_0",))
+    assert both.num_parameters - rest.num_parameters == 100 * 16
+    assert not rest.blocks[1].operators[0].parameters and rest.blocks[0].operators[0].parameters
