@@ -34,9 +34,10 @@ def every() -> tuple[Combination, ...]:
     return tuple(list_plans())
 
 
-def test_no_field_of_a_layout_is_left_out_but_where_ranks_lie() -> None:
+def test_no_field_of_a_layout_is_left_out_but_where_ranks_and_tables_lie() -> None:
+    # the network of the matrix has no embedding tables of its own: `tests/strategies/tables` is about them
     asked = {field for technique in ALL.values() for field in technique.layout}
-    assert set(Layout.__dataclass_fields__) - asked == {"order", "placement"}
+    assert set(Layout.__dataclass_fields__) - asked == {"order", "placement", "embeddings"}
 
 
 def test_every_value_of_a_registry_has_a_technique() -> None:
