@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from meshwise.scenarios.intervals import RISK, caches_blocks, find_uncertainty, with_margin
-from meshwise.scenarios.memory_forecast import forecast_plan
+from meshwise.scenarios.memory_forecast import forecast_plan, list_device_peaks
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
 from meshwise.simulator.units import format_size
@@ -161,6 +161,19 @@ def describe_shortfall(problem: Problem, lack: Shortfall) -> str:
         f"stage {stages} needs {needed_text}, {describe_room(lack.usable_memory, lack.reported_memory)}, "
         f"{missing_text} too little ({usage_text}; at {lack.time:.3g} s, {lack.activity}); {format_risk(risk)}"
     )
+
+
+def describe_peak(problem: Problem, plan: Plan, peak: float) -> str:
+    """Return in words the peak of a plan in bytes beside the room on a device; by kind where their memory differs."""
+    devices = problem.cluster.accelerators
+    if len({device.memory for device in devices}) > 1 and not SimulatedCost(problem).memory_needs_simulation(plan):
+        return "; ".join(
+            f"{format_size(device_peak)} on {device.name} "
+            f"({describe_room(problem.usable_memory(device), device.memory)})"
+            for device, device_peak in list_device_peaks(problem, plan).items()
+        )
+    usable_memory, reported_memory = min((problem.usable_memory(device), device.memory) for device in devices)
+    return f"{format_size(peak)}; {describe_room(usable_memory, reported_memory)}"
 
 
 def describe_room(usable_memory: float, reported_memory: float) -> str:

@@ -9,14 +9,22 @@ what its ranks keep there. A search screens plans by their tensors and a margin
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwise.scenarios.intervals import find_risk_limit, find_uncertainty
+from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.explanation.uncertainty import Uncertainty
+from meshwise.strategies.plan.mesh import PIPELINE, list_data_ranks
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.driver import SearchResult
+
+FloatArray = NDArray[np.float64]
 
 MAX_JUDGED = 20
 """Plans of a search that are judged, the fastest first, before the fastest one is kept with what is said of it."""
@@ -61,10 +69,68 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
         risk = uncertainty.estimate_replay_risk(least, room)
         even_plan = plan.with_microbatch(max(plan.sizes))
         last = float(costs.costs.get_shared(PlanMemory).allocated(even_plan)[-1])
+        if len({device.memory for device in problem.cluster.accelerators}) > 1:
+            allocated, reserved, risk = _judge_positions(costs, plan, uncertainty, overhead)
     is_mixed = len(problem.cluster.accelerators) > 1
     # on devices of several kinds each position has room of its own
     fits = costs.fits(plan) if limit is None or is_mixed else risk <= limit and costs.hosts_fit(plan)
     return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits, last)
+
+
+def _judge_positions(
+    costs: SimulatedCost, plan: Plan, uncertainty: Uncertainty, overhead: int
+) -> tuple[float, float, float]:
+    """Return the bytes of tensors and of segments of the device that most likely lacks memory, and how likely it does.
+
+    Each rank is judged by the memory of its own device.
+    """
+    replay, rows = costs.costs.get_shared(PlanReplay), []
+    for size in plan.sizes:
+        rooms = list_position_memory(costs.problem, plan, size) - overhead
+        for position, bytes_of in replay.reserve_by_position(plan.with_microbatch(size), rooms.tolist()).items():
+            risk = uncertainty.estimate_replay_risk(bytes_of.least, rooms[position])
+            rows.append((risk, bytes_of.least / max(rooms[position], 1.0), bytes_of))
+    risk, _, bytes_of = max(rows)
+    return float(bytes_of.allocated), float(bytes_of.reserved), risk
+
+
+def list_position_memory(problem: Problem, plan: Plan, size: int) -> FloatArray:
+    """Return the least memory in bytes of a device of every pipeline position whose microbatches have ``size``."""
+    cluster, mesh = problem.cluster, plan.mesh
+    memory = np.array([node.accelerator.memory for node, _ in cluster.nodes], dtype=float)
+    devices = np.array(plan.placement or range(mesh.num_ranks))
+    positions, device_memory = mesh.coordinates(PIPELINE), memory[cluster.node_kinds[cluster.device_nodes[devices]]]
+    if not isinstance(plan.microbatch, int):
+        has_size = np.array(plan.microbatch)[list_data_ranks(mesh)] == size
+        positions, device_memory = positions[has_size], device_memory[has_size]
+    result = np.full(plan.pipeline, np.inf)
+    np.minimum.at(result, positions, device_memory)
+    return result
+
+
+def list_device_peaks(problem: Problem, plan: Plan) -> dict[Accelerator, float]:
+    """Return the peak in bytes of each kind of device, what its runtime reserves included.
+
+    ``plan`` needs no simulation for its memory.
+    """
+    cluster, mesh, memory = problem.cluster, plan.mesh, SimulatedCost(problem).costs.get_shared(PlanMemory)
+    devices = np.array(plan.placement or range(mesh.num_ranks))
+    kinds, positions, data_ranks = (
+        cluster.node_kinds[cluster.device_nodes[devices]],
+        mesh.coordinates(PIPELINE),
+        list_data_ranks(mesh),
+    )
+    result: dict[Accelerator, float] = {}
+    for size in plan.sizes:
+        allocated = memory.allocated(plan.with_microbatch(size))
+        has_size = np.ones(len(devices), bool)
+        if not isinstance(plan.microbatch, int):
+            has_size = np.array(plan.microbatch)[data_ranks] == size
+        for kind, position in sorted(set(zip(kinds[has_size].tolist(), positions[has_size].tolist(), strict=True))):
+            accelerator = cluster.nodes[kind][0].accelerator
+            peak = float(allocated[position]) + accelerator.reserved
+            result[accelerator] = max(peak, result.get(accelerator, 0.0))
+    return result
 
 
 def forecast_plan(problem: Problem, plan: Plan) -> MemoryForecast:

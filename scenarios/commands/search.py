@@ -51,7 +51,7 @@ from meshwise.scenarios.console import (
 from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.fitting import (
     GRACE,
-    describe_room,
+    describe_peak,
     explain_misfit,
     explain_space_shortfall,
     proves_nothing_fits,
@@ -355,9 +355,7 @@ class _Answer:
                 yield "", f"and {len(lines) - MOST_STAGES} more (--out writes all)"
         full = " with full sequences" if value.loads is not None and value.loads.lengths is not None else ""
         yield "step time", format_time(best.evaluation.step_time) + full
-        devices = problem.cluster.accelerators
-        usable, reported = min((problem.usable_memory(device), device.memory) for device in devices)
-        yield "peak memory", f"{format_size(peak)}; {describe_room(usable, reported)}"
+        yield "peak memory", describe_peak(problem, best.plan, peak)
         forecast, limit = forecast_plan(problem, best.plan), format_limit(find_risk_limit(problem))
         yield "reserved", f"{format_size(forecast.reserved)}, and {format_size(forecast.device)} of the device"
         yield "out of memory", f"with a probability of {forecast.out_of_memory:.1%} ({limit})"

@@ -3,6 +3,7 @@
 A pipeline whose stages are full adds no allocation of a new size, so that a step of few microbatches is replayed.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -70,6 +71,22 @@ class PlanReplay:
         """
         results = [self._reserve_even(plan.with_microbatch(size), limit) for size in plan.sizes]
         return Reserved(*map(max, zip(*results, strict=True)))
+
+    def reserve_by_position(self, plan: Plan, limits: Sequence[float]) -> dict[int, Reserved]:
+        """Return what ranks of the pipeline positions reserve that are fullest for what their allocators may have.
+
+        ``limits`` are these bytes by position. ``plan`` has one size of microbatches, and needs no simulation.
+        """
+        allocated = self.memory.allocated(plan)
+        if plans_memory(self.problem.training, self.problem.cluster):
+            return {position: Reserved(*[int(peak)] * 3) for position, peak in enumerate(allocated)}
+        shares = allocated / np.maximum(limits, 1.0)
+        result = {}
+        for position in np.argsort(-shares)[:NUM_RANKS].tolist():
+            peak = int(allocated[position])
+            reserved, least = self._reserve_rank(plan, position, max(int(limits[position]), 0))
+            result[position] = Reserved(peak, max(reserved, peak), max(least, peak))
+        return result
 
     @memoise
     def _reserve_even(self, plan: Plan, limit: int) -> Reserved:
