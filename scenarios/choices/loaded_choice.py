@@ -147,7 +147,9 @@ def weigh_result(
         return result, choice
     trial, bound = choice.best.trial, result.lower_bound
     gap = None if not bound else max(trial.evaluation.step_time / bound - 1, 0.0)
-    return replace(result, best=trial, gap=gap), choice
+    # a certificate is about one plan
+    certificate = result.certificate if trial.plan == result.best.plan else None
+    return replace(result, best=trial, gap=gap, certificate=certificate), choice
 
 
 def _rank_plans(scenario: Scenario, costs: LoadedCosts, best: Trial, time_left: TimeLeft) -> list[Ranking]:

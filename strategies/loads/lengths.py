@@ -52,7 +52,9 @@ class Lengths:
         for length, weight in weights:
             rows[length] = rows.get(length, 0.0) + weight
         total = sum(rows.values())
-        return cls(tuple(sorted(rows)), tuple(rows[length] / total for length in sorted(rows)))
+        # a share that is too small for a number beside the others is none
+        shares = {length: rows[length] / total for length in sorted(rows) if rows[length] / total > 0}
+        return cls(tuple(shares), tuple(shares.values()))
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, float]) -> "Lengths":

@@ -126,6 +126,8 @@ def _draw_sequences(
     most_samples = num_sequences * (sequence // lengths.lengths[0])
     likely_samples = ceil(1.5 * num_sequences * sequence / lengths.mean) + 64
     stream = lengths.draw(generator, min(most_samples, likely_samples) + 1)
+    while len(stream) <= most_samples and int(stream.sum()) < num_sequences * sequence:  # rarely long samples came late
+        stream = np.concatenate([stream, lengths.draw(generator, likely_samples)])
     packed = fill_sequences(stream, sequence, num_sequences, window)
     # packing lists sequences of long samples first, and loaders shuffle what is packed
     arrival = generator.permutation(num_sequences)

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 from meshwise.strategies.plan.layout import Layout, Violation
 from meshwise.strategies.plan.mesh import nearest_divisor
+from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.schedules.schedule import SCHEDULES
 from meshwise.strategies.tables.embeddings import TableCut, TablePlacement
@@ -21,6 +22,8 @@ def table_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
         yield from _name_violations(layout, tables)
     if not embeddings:
         return
+    if any(EXPERTS in dict(operator.dims) for block in problem.graph.blocks for operator in block.operators):
+        yield Violation("embeddings", "tables that data ranks share need a model without experts")
     for name in _WHOLE_DEGREES:
         if (degree := getattr(layout, name)) > 1:
             yield Violation(name, f"tables that data ranks share need {name} 1, met {degree}; nearest: 1")

@@ -22,7 +22,7 @@ from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.operator_graph import BATCH, Block, OperatorGraph
 from meshwise.strategies.plan.completion import build_mesh
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.mesh import DATA, PIPELINE, Microbatch, normalise_microbatch
+from meshwise.strategies.plan.mesh import PIPELINE, Microbatch, list_data_ranks, normalise_microbatch
 from meshwise.strategies.plan.partition import num_layers
 from meshwise.strategies.plan.problem import Problem
 
@@ -41,7 +41,7 @@ def find_position_times(problem: Problem, layout: Layout) -> PositionTimes:
     """Return how long the whole model takes on the devices of every pipeline position, whatever the stages."""
     cluster, mesh = problem.cluster, build_mesh(layout)
     devices = np.array(layout.placement or cluster.free_devices)
-    sizes = np.broadcast_to(np.array(layout.microbatch), layout.data)[mesh.coordinates(DATA)]
+    sizes = np.broadcast_to(np.array(layout.microbatch), layout.data)[list_data_ranks(mesh)]
     # one device of each kind with each size of microbatches is enough
     rows = np.stack([mesh.coordinates(PIPELINE), cluster.device_kinds[devices], sizes])
     _, first_ranks = np.unique(rows, axis=1, return_index=True)
@@ -89,7 +89,7 @@ def balance_samples(problem: Problem, layout: Layout) -> Microbatch:
     """
     mesh = build_mesh(layout)
     devices = np.array(layout.placement or problem.cluster.free_devices)
-    ranks = zip(mesh.coordinates(DATA).tolist(), mesh.coordinates(PIPELINE).tolist(), devices.tolist(), strict=True)
+    ranks = zip(list_data_ranks(mesh).tolist(), mesh.coordinates(PIPELINE).tolist(), devices.tolist(), strict=True)
     slowest_times = np.zeros((layout.data, layout.pipeline))
     for data_rank, position, device in ranks:
         accelerator = problem.cluster.accelerator_of(device)

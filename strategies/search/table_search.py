@@ -1,13 +1,13 @@
 """Placements of embedding tables beside data-parallel layers, each judged by simulation."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from meshwise.simulator.collective import Collective
 from meshwise.simulator.operator_graph import OperatorKind
 from meshwise.simulator.units import to_seconds
-from meshwise.strategies.evaluation import CostModel
+from meshwise.strategies.evaluation import CostModel, Evaluation
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -17,7 +17,7 @@ from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.choices import allows_value
-from meshwise.strategies.search.proposals import NO_CERTIFICATE, Certificate, Proposals
+from meshwise.strategies.search.proposals import NO_CERTIFICATE, Certificate
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, Embeddings, TableCut, TablePlacement, parse_embeddings
 from meshwise.strategies.tables.loads import TableSharing
@@ -37,6 +37,9 @@ PROBE_BYTES = 2.0**26
 MAX_HALVINGS = 6
 """How often the microbatch is halved, at most, until a placement fits."""
 
+HOST = parse_embeddings("host")
+"""All rows on hosts: where this is illegal, no ranks may share tables."""
+
 SUBJECT = "slowest device's tables"
 """What a certificate of these searches is about."""
 
@@ -46,24 +49,27 @@ def has_bags(problem: Problem) -> bool:
     return any(table.is_pooled for table in list_tables(problem.graph))
 
 
-def propose_tables(problem: Problem, space: Space, costs: CostModel, *, gap: float, max_nodes: int) -> Proposals:
+def propose_tables(
+    problem: Problem, space: Space, costs: CostModel, *, gap: float, max_nodes: int
+) -> Generator[Plan | Certificate, Evaluation, bool]:
     """Yield placements of tables beside data-parallel layers, with microbatches of fewer samples until one fits.
 
     For every level of shared states these are each cut for all tables, the greedy placement, and that of the program;
-    each also with steps that overlap. They prove nothing of simulated times.
+    each also with steps that overlap. They prove nothing of simulated times. Return whether one of them fits.
     """
     stage_costs = StageCosts(problem)
     for layouts in _list_layouts(problem, space):
         has_fit = False
         for layout in layouts:
+            costs.check_time()
             for embeddings, certificate in _list_placements(stage_costs, costs, layout, gap, max_nodes):
                 plan = _complete(problem, space, replace(layout, embeddings=embeddings))
                 if plan is not None:
                     yield certificate
                     has_fit |= (yield plan).fits
         if has_fit:
-            return None
-    return None
+            return True
+    return False
 
 
 def _list_layouts(problem: Problem, space: Space) -> Iterator[list[Layout]]:
@@ -77,7 +83,12 @@ def _list_layouts(problem: Problem, space: Space) -> Iterator[list[Layout]]:
         microbatch, remainder = divmod(batch, devices * 2**halvings)
         if not remainder and allows_value(space.microbatch, microbatch):
             levels = (zero for zero in (0, 1) if allows_value(space.zero, zero) and (not zero or devices > 1))
-            yield [Layout(data=devices, microbatch=microbatch, zero=zero) for zero in levels]
+            layouts = [Layout(data=devices, microbatch=microbatch, zero=zero) for zero in levels]
+            yield [
+                layout
+                for layout in layouts
+                if space.allows(layout) and next(violations(problem, replace(layout, embeddings=HOST)), None) is None
+            ]
 
 
 def _complete(problem: Problem, space: Space, layout: Layout) -> Plan | None:
@@ -103,20 +114,21 @@ def _list_placements(
     values |= {placement_problem.build_embeddings(item.choice): _certify(item, placed) for item in found}
     for embeddings, certificate in values.items():
         yield embeddings, certificate
-        if embeddings:
-            yield replace(embeddings, pipelined=True), certificate
+        if embeddings:  # the program knows nothing of steps that overlap
+            yield replace(embeddings, pipelined=True), NO_CERTIFICATE
 
 
 def _certify(item: PlacedTables, placed: PlacedTables | None) -> Certificate:
     """Return how far a placement may be from the least, by the bound of the program."""
     bound = placed.bound if placed is not None else 0.0
-    return Certificate(item._replace(bound=bound).gap, None, "placements of tables on this mesh", SUBJECT)
+    among = "placements with the program's cuts and cache shares"
+    return Certificate(item._replace(bound=bound).gap, None, among, SUBJECT)
 
 
 def build_placement_problem(stage_costs: StageCosts, costs: CostModel, layout: Layout) -> PlacementProblem:
     """Return the tables of a data-parallel layout, with the room that its layers leave and the rates of its machine."""
     problem, num_ranks = stage_costs.problem, layout.data
-    plan = complete(problem, replace(layout, embeddings=parse_embeddings("host")))
+    plan = complete(problem, replace(layout, embeddings=HOST))
     table_bytes = stage_costs.find_table_bytes(plan)
     assert table_bytes is not None
     nodes = [node for node, _ in problem.cluster.nodes]

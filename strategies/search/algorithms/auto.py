@@ -40,7 +40,7 @@ class Auto:
     The proof holds for the plans of the space, which are uniform: all stages recompute alike, and their layers differ
     only as ``stages`` of the space says. Stages are divided anew on the mesh of the best uniform plan and on meshes
     one decision away, unless the space limits stages or recomputation. Of a recommender the placements of its tables
-    come first (`tables`).
+    come first (`tables`); where one of them fits, nothing is proven of simulated times.
     """
 
     name: ClassVar[str] = "auto"
@@ -48,8 +48,15 @@ class Auto:
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
         """Yield the plans of both searches; return the proof about uniform plans."""
         if has_bags(problem):
-            yield from _skip_proofs(propose_tables(problem, space, costs, gap=TABLE_GAP, max_nodes=MAX_NODES))
+            has_fit = yield from propose_tables(problem, space, costs, gap=TABLE_GAP, max_nodes=MAX_NODES)
             yield NO_CERTIFICATE
+            if has_fit:  # a proof about plans whose tables are not shared says nothing of the best
+                yield from _skip_proofs(self._propose_uniform(problem, space, costs))
+                return None
+        return (yield from self._propose_uniform(problem, space, costs))
+
+    def _propose_uniform(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
+        """Yield uniform plans and divisions of stages; return the proof about uniform plans."""
         uniform_search = BestFirstSearch(problem, costs)
         proof = yield from uniform_search.search(space)
         divides_stages = space.stages is None and (space.recompute is None or Recompute.NONE in space.recompute)

@@ -124,6 +124,7 @@ class _BalancedSearch:
         """Yield layouts with balanced microbatches and stages, without recomputation."""
         families = dict.fromkeys(map(find_family, list_meshes(self.problem, self.space)))
         for family in families:
+            self.costs.check_time()
             for placement in list_placements(self.problem, family.pipeline):
                 placed_layout = replace(family, placement=placement)
                 microbatch = balance_samples(self.problem, placed_layout)

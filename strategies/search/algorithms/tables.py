@@ -40,4 +40,5 @@ class Tables:
         """Yield placements of tables, and prove nothing of simulated times."""
         if not list_tables(problem.graph):
             return (yield from Auto().propose(problem, space, costs))
-        return (yield from propose_tables(problem, space, costs, gap=self.gap, max_nodes=self.nodes))
+        yield from propose_tables(problem, space, costs, gap=self.gap, max_nodes=self.nodes)
+        return None

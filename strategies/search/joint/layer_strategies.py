@@ -173,6 +173,8 @@ def assemble_jointly(problem: AssemblyProblem, seconds: float, gap: float) -> As
     Memory is ignored first; only where that choice does not fit, the program is solved within the memory of every
     stage, for each recomputation of all layers. ``seconds`` and ``gap`` are those of one program.
     """
+    if not problem.recompute_choices:
+        return None
     layers, num_microbatches = LayerStrategies(problem.operators[0]), problem.plan.num_microbatches
     tables = layers.build_tables(problem, problem.recompute_choices[0])
     unlimited_tables = replace(tables, limits=np.full_like(tables.limits, inf))

@@ -64,3 +64,7 @@ def test_pairs_are_those_of_attention_in_a_graph(window: int | None) -> None:
 def test_histograms_that_are_none_are_refused(rows: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
     with pytest.raises(ValueError, match=r"lengths|shares"):
         Lengths(*rows)
+
+
+def test_a_share_too_small_for_a_number_is_none() -> None:
+    assert Lengths.from_weights([(1, 1e-310), (2, 1e18)]) == Lengths((2,), (1.0,))

@@ -92,3 +92,13 @@ def test_placements_are_the_orders_of_kinds_and_stages_that_are_all_alike() -> N
     assert list_placements(of, 2) == [(), (2, 3, 0, 1), (0, 2, 1, 3)]
     assert list_placements(of, 4) == [(), (2, 3, 0, 1)]  # two devices of a kind are not on four stages
     assert list_placements(problem(nodes=2, devices=2), 2) == [()]
+
+
+def test_data_ranks_that_share_experts_or_states_are_balanced_too() -> None:
+    """The data axis is divided by groups of experts and replicas of states: all data ranks count."""
+    of = mixed(devices=4, layers=2, batch=16)
+    for changes in ({"zero_shards": 2, "zero": 1}, {}):
+        layout = Layout(data=8, microbatch=2, **changes)  # type: ignore[arg-type]
+        sizes = balance_samples(of, layout)
+        assert isinstance(sizes, tuple)
+        assert sizes == (3, 3, 3, 3, 1, 1, 1, 1)  # a third of the speed

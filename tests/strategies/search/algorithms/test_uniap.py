@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.uniap import UniAP
 from meshwise.strategies.search.simulated_search import search
@@ -36,3 +37,8 @@ def test_layers_differ_where_that_is_faster() -> None:
 def test_nonsense_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="seconds is more than 0, and gap at least 0 and less than 1, met"):
         UniAP(**fields)
+
+
+def test_a_space_without_recomputations_that_it_knows_has_no_stages() -> None:
+    result = search(UniAP(), problem(devices=2, layers=2, batch=4), Space(recompute=(FirstLayers(Recompute.FULL, 1),)))
+    assert result.end == "finished" and result.best is None
