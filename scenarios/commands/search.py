@@ -31,7 +31,9 @@ from meshwise.scenarios.commands.options import (
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.search_progress import JSON, check_progress, follow_search, print_end, print_json
 from meshwise.scenarios.commands.search_report import (
+    MOST_STAGES,
     NEGLIGIBLE,
+    describe_division,
     describe_gap,
     explain_failure,
     to_json,
@@ -89,8 +91,6 @@ if TYPE_CHECKING:
     from meshwise.strategies.evaluation import Trial
     from meshwise.strategies.plan.plan import Plan
 
-MOST_STAGES = 8
-"""Stages whose cuts are shown, of a plan that cuts single operators."""
 
 TIE_SECONDS = 2.0
 """Most seconds to look for a plan that is as fast as the best and takes less."""
@@ -353,6 +353,8 @@ class _Answer:
             yield from ((f"  stage {number}", line) for number, line in enumerate(lines[:MOST_STAGES]))
             if len(lines) > MOST_STAGES:
                 yield "", f"and {len(lines) - MOST_STAGES} more (--out writes all)"
+        elif (division := describe_division(problem, best.plan)) is not None:
+            yield "layers", division
         full = " with full sequences" if value.loads is not None and value.loads.lengths is not None else ""
         yield "step time", format_time(best.evaluation.step_time) + full
         yield "peak memory", describe_peak(problem, best.plan, peak)

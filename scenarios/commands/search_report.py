@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from meshwise.scenarios.commands.page import write_page
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
+from meshwise.strategies.plan.mesh import PIPELINE
 from meshwise.strategies.search.algorithms import PINNED_ALGORITHMS
 from meshwise.strategies.search.driver import BUDGET, OUT_OF_TIME, SearchResult
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from meshwise.strategies.evaluation import Trial
     from meshwise.strategies.plan.plan import Plan
     from meshwise.strategies.plan.problem import Problem
+
+MOST_STAGES = 8
+"""Stages whose cuts or layers are shown."""
 
 NEGLIGIBLE = 1e-6
 """Largest gap that is shown as a proven optimum: solvers in floating point leave as much."""
@@ -74,3 +78,27 @@ def describe_gap(gap: float | None) -> str:
     if gap is None:
         return "none known"
     return "proven optimal" if gap <= NEGLIGIBLE else f"{gap:.1%}"
+
+
+def describe_division(problem: "Problem", plan: "Plan") -> str | None:
+    """Return in words the layers of every stage and the devices that run it; ``None`` where stages are even and alike.
+
+    Of a plan with many different stages the first `MOST_STAGES` are told.
+    """
+    layers = {name for name, block in problem.graph.occurrences if block.layer}
+    counts = [sum(name in layers for name in stage.blocks) for stage in plan.stages]
+    cluster, positions = problem.cluster, plan.mesh.coordinates(PIPELINE)
+    ranks = plan.placement or range(plan.mesh.num_ranks)
+    names: list[dict[str, None]] = [{} for _ in range(plan.pipeline)]
+    for position, device in zip(positions.tolist(), ranks, strict=True):
+        names[position][cluster.accelerator_of(int(device)).name] = None
+    if (max(counts) - min(counts) <= 1 and len(cluster.accelerators) == 1) or len(counts) == 1:
+        return None
+    words = [str(count) for count in counts]
+    if len(cluster.accelerators) > 1:
+        words = [
+            f"{count} on {' and '.join(names[position])}"
+            for count, position in zip(counts, plan.positions, strict=True)
+        ]
+    rest = f" and {len(words) - MOST_STAGES} more stages" if len(words) > MOST_STAGES else ""
+    return f"{', '.join(words[:MOST_STAGES])}{rest}, from the first stage on"

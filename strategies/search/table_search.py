@@ -27,6 +27,7 @@ from meshwise.strategies.tables.placement import (
     Rates,
     has_even_columns,
     place_greedily,
+    place_largest_on_hosts,
     place_tables,
 )
 from meshwise.strategies.tables.table import list_tables
@@ -39,6 +40,9 @@ MAX_HALVINGS = 6
 
 HOST = parse_embeddings("host")
 """All rows on hosts: where this is illegal, no ranks may share tables."""
+
+SPARING = 0.95
+"""Part of the room for tables that a second placement by the program takes, and simple ones take."""
 
 SUBJECT = "slowest device's tables"
 """What a certificate of these searches is about."""
@@ -57,7 +61,12 @@ def propose_tables(
     For every level of shared states these are each cut for all tables, the greedy placement, and that of the program;
     each also with steps that overlap. They prove nothing of simulated times. Return whether one of them fits.
     """
-    stage_costs = StageCosts(problem)
+    stage_costs, has_start = StageCosts(problem), False
+    for layout in space.starts:  # the scenario's own plan
+        plan = _complete(problem, space, layout) if layout.embeddings else None
+        if plan is not None:
+            yield NO_CERTIFICATE
+            has_start |= (yield plan).fits
     for layouts in _list_layouts(problem, space):
         has_fit = False
         for layout in layouts:
@@ -69,7 +78,7 @@ def propose_tables(
                     has_fit |= (yield plan).fits
         if has_fit:
             return True
-    return False
+    return has_start
 
 
 def _list_layouts(problem: Problem, space: Space) -> Iterator[list[Layout]]:
@@ -105,8 +114,20 @@ def _list_placements(
 ) -> Iterator[tuple[Embeddings, Certificate]]:
     """Yield placements of the tables of a layout, each with what is known of it."""
     placement_problem = build_placement_problem(stage_costs, costs, layout)
-    placed, greedy = place_tables(placement_problem, gap=gap, max_nodes=max_nodes), place_greedily(placement_problem)
-    found = [item for item in (greedy, placed) if item is not None]
+    placed = place_tables(placement_problem, gap=gap, max_nodes=max_nodes)
+    # the allocator may lose more than the margin leaves: with less room there is a placement that surely fits
+    sparing_problem = replace(placement_problem, device_room=SPARING * placement_problem.device_room)
+    costs.check_time()
+    found = [
+        item
+        for item in (
+            place_greedily(placement_problem),
+            placed,
+            place_tables(sparing_problem, gap=gap, max_nodes=max_nodes),
+            *(place_largest_on_hosts(sparing_problem, cut) for cut in (TableCut.COLUMNS, TableCut.ROWS)),
+        )
+        if item is not None
+    ]
     has_columns = all(has_even_columns(table, layout.data) for table in placement_problem.tables)
     is_possible = {TableCut.COLUMNS: has_columns, TableCut.NODE_ROWS: placement_problem.has_nodes}
     cuts = [cut for cut in TableCut if is_possible.get(cut, True)]

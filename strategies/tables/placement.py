@@ -34,6 +34,9 @@ FloatArray = NDArray[np.float64]
 CACHES = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Shares of the rows of a table on hosts that devices may keep."""
 
+PLAIN_CACHE = 0.05
+"""Share of those rows in the simplest placements."""
+
 MAX_NODES = 500
 """Nodes of the solver's tree, after which its best placement so far is taken: a limit of time would not repeat."""
 
@@ -191,6 +194,25 @@ class PlacedTables(NamedTuple):
     def gap(self) -> float | None:
         """The fraction by which the seconds may be above the least; ``None`` where nothing is known."""
         return max(self.seconds / self.bound - 1, 0.0) if self.bound > 0 else None
+
+
+def place_largest_on_hosts(problem: PlacementProblem, cut: TableCut) -> PlacedTables | None:
+    """Return one cut for all tables, but for as few of the largest as must be on hosts, with `PLAIN_CACHE` of them.
+
+    ``None`` where no number of them suffices, or a table cannot be cut so.
+    """
+    names = [[option.placement for option in row] for row in problem.options]
+    on_devices, on_hosts = TablePlacement(cut), TablePlacement(TableCut.ROWS, cache=PLAIN_CACHE)
+    if not all(on_devices in row and on_hosts in row for row in names):
+        return None
+    choice = [row.index(on_devices) for row in names]
+    order = sorted(range(len(choice)), key=lambda place: -problem.tables[place].nbytes)
+    for place in (None, *order):
+        if place is not None:
+            choice[place] = names[place].index(on_hosts)
+        if problem.fits(choice):
+            return PlacedTables(tuple(choice), problem.find_slowest(choice))
+    return None
 
 
 def place_greedily(problem: PlacementProblem) -> PlacedTables | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwise.scenarios.commands.main import run
+from meshwise.scenarios.commands.search_report import describe_division
 from meshwise.scenarios.loader import load
 from meshwise.scenarios.scenario import FRAMEWORK_OF
 from meshwise.strategies.plan.framework import ENTRIES
@@ -135,3 +136,11 @@ def test_a_winner_for_a_trainer_is_simulated_as_it_was_priced(
     again = json.loads(capsys.readouterr().out)
     assert (again["step_time"], again["peak_memory"]) == (found["step_time"], found["peak_memory"])
     assert run(["search", name, "--for", ""]) == 2
+
+
+def test_where_layers_are_is_told_of_stages_and_devices_that_differ() -> None:
+    mixed, even = load("gallery/techniques/mixed-devices"), load("gpt3-175b-1024-a100")
+    assert mixed.plan is not None and even.plan is not None
+    words = describe_division(mixed.problem, mixed.plan)
+    assert words == "29 on H100 SXM 80GB, 11 on A100 SXM 80GB, from the first stage on"
+    assert describe_division(even.problem, even.plan) is None

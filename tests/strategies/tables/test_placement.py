@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.strategies.tables.embeddings import TableCut
+from meshwise.strategies.tables.embeddings import TableCut, TablePlacement
 from meshwise.strategies.tables.loads import TableSharing
-from meshwise.strategies.tables.placement import PlacementProblem, Rates, place_greedily, place_tables
+from meshwise.strategies.tables.placement import (
+    PlacementProblem,
+    Rates,
+    place_greedily,
+    place_largest_on_hosts,
+    place_tables,
+)
 from meshwise.strategies.tables.table import Table
 
 RATES = Rates(memory=1e-12, host=1e-10, exchange=1e-11, reduction=2e-11, dense=1e-11, dense_bytes=16.0)
@@ -86,3 +92,26 @@ def test_hosts_take_what_devices_cannot() -> None:
         assert placed is not None
         ((_, placement),) = problem.build_embeddings(placed.choice).tables
         assert (placement.cache is not None) is is_on_host
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_as_few_of_the_largest_as_must_be_are_on_hosts(problem: PlacementProblem) -> None:
+    placed = place_largest_on_hosts(problem, TableCut.ROWS)
+    if placed is None:
+        return
+    assert problem.fits(placed.choice)
+    rows = zip(problem.tables, problem.options, placed.choice, strict=True)
+    by_size = sorted(rows, key=lambda row: -row[0].nbytes)
+    is_on_host = [options[index].placement.cache is not None for _, options, index in by_size]
+    assert is_on_host == sorted(is_on_host, reverse=True)  # the largest ones
+    if any(is_on_host):
+        last = max(place for place, on_host in enumerate(is_on_host) if on_host)
+        name = by_size[last][0].name
+        fewer = [
+            [option.placement for option in options].index(TablePlacement(TableCut.ROWS))
+            if table.name == name
+            else index
+            for table, options, index in zip(problem.tables, problem.options, placed.choice, strict=True)
+        ]
+        assert not problem.fits(fewer)
