@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from meshwise.strategies.plan.layout import Layout, Violation
-from meshwise.strategies.plan.mesh import nearest_divisor
+from meshwise.strategies.plan.mesh import EXPERT, nearest_divisor
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -30,6 +30,9 @@ def table_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     if layout.expert not in (1, layout.data):
         rule = f"all data({layout.data}) ranks share the tables"
         yield Violation("expert", f"{rule}, and no experts, met expert {layout.expert}; nearest: 1")
+    if EXPERT not in layout.order:
+        rule = f"ranks that share tables lie along the axis {EXPERT}"
+        yield Violation("order", f"order has {EXPERT}: {rule}, met {', '.join(layout.order)}")
     if layout.zero_shards not in (0, layout.data):
         rule = f"all data({layout.data}) ranks share the tables, and with them states"
         yield Violation("zero_shards", f"{rule}, met {layout.zero_shards}; nearest: 0")

@@ -22,6 +22,7 @@ from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.recomputation import PerStage
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
+from meshwise.strategies.tables.embeddings import NO_EMBEDDINGS, parse_embeddings
 
 from .plans import EXPERTS, OFFLOADINGS, ORDERS, RECOMPUTATIONS, SEQUENCE, Machine, Network, any_machine
 
@@ -40,6 +41,9 @@ USUAL = ("gpipe", "1f1b", "interleaved")
 OFFLOADS = (*OFFLOADINGS, Offloading(activations=(1.0, 0.0)), Offloading(optimizer=(0.0, 1.0)))
 EVEN = Machine(1, RANKS, RANKS, Switch(Link(1e-6, 1.0)), Crossbar(), 1e9, Host("host", 1e12))
 """A machine on which all ranks of a stage are alike, so that paths are walked without programs."""
+
+TABLES = (NO_EMBEDDINGS, NO_EMBEDDINGS, parse_embeddings("sparse"), parse_embeddings("rows"))
+"""Placements of the table of words, where data ranks alone divide the work."""
 
 SMALL_HOST = 4e6
 """Bytes of a host that has room for the optimizer states of some plans and not of others."""
@@ -136,6 +140,7 @@ def any_layout(problem: Problem, draw: Random) -> Layout:
         reshard_after_forward=zero < 3 or draw.choice([False, True]),
         gradient_reduction="all_reduce" if zero else draw.choice(GRADIENT_REDUCTIONS),
         overlap_tensor=sequence_parallel and draw.choice([False, True]),
+        embeddings=NO_EMBEDDINGS if has_experts or ranks > data else draw.choice(TABLES),
     )
 
 

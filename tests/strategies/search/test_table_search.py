@@ -38,3 +38,8 @@ def test_frozen_tables_are_not_shared() -> None:
 
 def test_limits_of_the_space_hold() -> None:
     assert not search(Tables(), load_recommender(), Space(overlap_gradients=(False,)), budget=3).trials
+
+
+def test_an_order_of_axes_has_the_one_along_which_ranks_share_tables() -> None:
+    layout = Layout(data=8, microbatch=4096, order=("tensor", "data", "pipeline"), embeddings=parse_embeddings("rows"))
+    assert [violation.field for violation in violations(load_recommender(), layout)] == ["order"]
