@@ -71,7 +71,7 @@ def propose_tables(
         has_fit = False
         for layout in layouts:
             costs.check_time()
-            for embeddings, certificate in _list_placements(stage_costs, costs, layout, gap, max_nodes):
+            for embeddings, certificate in list_placements(stage_costs, costs, layout, gap, max_nodes):
                 plan = _complete(problem, space, replace(layout, embeddings=embeddings))
                 if plan is not None:
                     yield certificate
@@ -109,7 +109,7 @@ def _complete(problem: Problem, space: Space, layout: Layout) -> Plan | None:
     return None if is_refused else plan
 
 
-def _list_placements(
+def list_placements(
     stage_costs: StageCosts, costs: CostModel, layout: Layout, gap: float, max_nodes: int
 ) -> Iterator[tuple[Embeddings, Certificate]]:
     """Yield placements of the tables of a layout, each with what is known of it."""

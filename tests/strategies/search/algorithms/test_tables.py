@@ -16,11 +16,12 @@ from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.best_first import BestFirst
 from meshwise.strategies.search.algorithms.tables import Tables
 from meshwise.strategies.search.driver import SearchResult
+from meshwise.strategies.search.proposals import NO_CERTIFICATE
 from meshwise.strategies.search.simulated_search import search
 from meshwise.strategies.search.space import Space
-from meshwise.strategies.search.table_search import build_placement_problem
+from meshwise.strategies.search.table_search import build_placement_problem, list_placements
 from meshwise.strategies.tables.embeddings import parse_embeddings
-from meshwise.strategies.tables.placement import place_greedily, place_tables
+from meshwise.strategies.tables.placement import MAX_NODES, place_greedily, place_tables
 from meshwise.strategies.tables.table import list_tables
 
 from ...problems import IDEAL, problem
@@ -90,16 +91,24 @@ def test_the_winner_is_the_fastest_simulated() -> None:
 
 
 def test_the_certificate_is_about_the_slowest_devices_tables() -> None:
-    result = search(Tables(gap=0.0), on_memory(60e6))
-    assert result.certificate is not None
-    assert result.certificate.subject == "slowest device's tables"
-    # the fastest simulated placement need not be the one with the least sum
-    small = on_memory(60e6)
-    placement_problem = build_placement_problem(StageCosts(small), SimulatedCost(small), Layout(data=4, microbatch=8))
+    small, layout = on_memory(60e6), Layout(data=4, microbatch=8)
+    costs, stage_costs = SimulatedCost(small), StageCosts(small)
+    placement_problem = build_placement_problem(stage_costs, costs, layout)
     placed, greedy = place_tables(placement_problem, gap=0.0), place_greedily(placement_problem)
     assert placed is not None and greedy is not None
-    gaps = {placed.gap, greedy._replace(bound=placed.bound).gap}
-    assert any(result.certificate.gap == pytest.approx(gap, rel=1e-6, abs=1e-9) for gap in gaps)
+    certificates = dict(list_placements(stage_costs, costs, layout, 0.0, MAX_NODES))
+    for item in (placed, greedy):
+        embeddings = placement_problem.build_embeddings(item.choice)
+        certificate = certificates[embeddings]
+        assert certificate.subject == "slowest device's tables"
+        assert certificate.gap == pytest.approx(item._replace(bound=placed.bound).gap, rel=1e-6, abs=1e-9)
+        # the program knows nothing of steps that overlap
+        assert certificates[replace(embeddings, pipelined=True)] == NO_CERTIFICATE
+
+
+def test_a_certificate_is_that_of_the_best_plan() -> None:
+    result = search(Tables(gap=0.0), on_memory(60e6))
+    assert (result.certificate is None) is find_best(result).pipelined
 
 
 def test_the_program_knows_the_room_to_the_byte() -> None:
