@@ -4,7 +4,7 @@ All costs come from the lowering of whole plans: ticks are those of compute and 
 itself, or of the collectives between two operators, of the tensor forward and of its gradient backward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -335,6 +335,27 @@ class EdgeCosts:
         no operator makes, such as an input of the model, has the layout of its first reader.
         """
         result = []
+        for read in self._list_reads():
+            if read.source_node != read.node:
+                passes, forward = self._find_read_ticks(read, options)
+                if passes.any():
+                    result.append(Redistributions(read.source_node, read.node, passes, forward))
+        return result
+
+    def count_first_reads(self, options: tuple[tuple[OperatorSharding, ...], ...]) -> dict[int, IntArray]:
+        """Return, by node, the ticks in which it returns the gradients of tensors that no operator makes.
+
+        Of shape ``(choices,)``: the sum of such a gradient, where the first reader makes each in parts.
+        """
+        result: dict[int, IntArray] = {}
+        for read in self._list_reads():
+            if read.source_node == read.node and self._whole_layouts[read.block.name].has_gradient(read.name):
+                passes, _ = self._find_read_ticks(read, options)
+                result[read.node] = result.get(read.node, 0) + passes.diagonal()
+        return result
+
+    def _list_reads(self) -> Iterator["_Read"]:
+        """Yield every tensor that an operator reads, in execution order."""
         node = 0
         block_sources: list[tuple[int, _Source] | None] = []  # by position; a tensor that nobody has read has no layout
         for _, block in self.setting.problem.graph.occurrences:
@@ -347,20 +368,18 @@ class EdgeCosts:
             }
             for operator in block.operators:
                 for name in dict.fromkeys(operator.inputs):
-                    if name in sources:
-                        source_node, source = sources[name]
-                        site = options[source_node], block.name, operator.name, name, options[node]
-                        passes, forward = self._find_ticks(source, *site)
-                        if passes.any():
-                            result.append(Redistributions(source_node, node, passes, forward))
-                    else:
+                    if name not in sources:
                         dims = block.tensor[name].dims
                         sources[name] = node, _Source(block.name, operator.name, name, dims, is_reader=True)
+                    yield _Read(*sources[name], node, block, operator.name, name)
                 for name in operator.outputs:
                     sources[name] = node, _Source(block.name, operator.name, name, block.tensor[name].dims)
                 node += 1
             block_sources = [sources.get(name) for name in block.outputs]
-        return result
+
+    def _find_read_ticks(self, read: "_Read", options: tuple[tuple[OperatorSharding, ...], ...]) -> IntArray:
+        site = read.block.name, read.operator, read.name
+        return self._find_ticks(read.source, options[read.source_node], *site, options[read.node])
 
     @memoise
     def _find_ticks(
@@ -432,6 +451,17 @@ class EdgeCosts:
             return ticks, forward
         gather_ticks = sum(clock.count_ticks(segment) for segment in arrivals if is_tensor_gather(segment))
         return ticks + max(gather_ticks - reading.gather_cover + hides_sum * reading.sum_cover, 0), forward
+
+
+class _Read(NamedTuple):
+    """A tensor that the operator of a node reads, and the node that makes it; the node itself where none does."""
+
+    source_node: int
+    source: "_Source"
+    node: int
+    block: Block
+    operator: str
+    name: str
 
 
 class _Source(NamedTuple):

@@ -112,9 +112,11 @@ def compute_pass_table(setting: Setting, choice_filter: ChoiceFilter | None = No
         shardings = legal_choices[key]
         options.append(shardings if choice_filter is None else choice_filter(node.name, shardings))
     choices, node_costs = tuple(options), NodeCosts(setting)
-    passes = tuple(
+    passes = [
         node_costs.compute_passes(node.block.name, node.operator.name, shardings)
         for node, shardings in zip(nodes, choices, strict=True)
-    )
+    ]
+    for number, ticks in EdgeCosts(setting).count_first_reads(choices).items():
+        passes[number] = passes[number]._replace(passes=passes[number].passes + ticks)
     starts = (0, *accumulate(len(block.operators) for _, block in occurrences))
-    return PassTable(setting, nodes, choices, passes, starts)
+    return PassTable(setting, nodes, choices, tuple(passes), starts)

@@ -69,6 +69,19 @@ def test_the_messages_of_two_ranks() -> None:
         assert group.ticks(collective, X) == seconds * TICKS_PER_SECOND
 
 
+@pytest.mark.parametrize(("dim", "seconds"), [("ffn", reduce(X)), ("batch", 0.0), ("hidden", 0.0)])
+def test_the_gradient_of_what_no_operator_makes_is_summed_by_its_first_reader(dim: str, seconds: float) -> None:
+    # up makes its part of ffn from all of x, and of its gradient each rank has an addend; else x comes cut
+    how = tiny(TORCH)
+    (block,) = how.problem.graph.blocks
+    choices = tuple(
+        (OperatorSharding(f"layer.{operator.name}", ((dim, (TENSOR,)),) if operator.name == "up" else ()),)
+        for operator in block.operators
+    )
+    first_reads = {number: int(ticks[0]) for number, ticks in EdgeCosts(how).count_first_reads(choices).items()}
+    assert first_reads == {0: seconds * TICKS_PER_SECOND}
+
+
 def test_what_is_made_in_parts_is_summed_forward_and_its_gradient_where_it_is_made_in_parts() -> None:
     # up reads its part of hidden, and what it makes of it is summed forward; its gradient is whole. side makes its part
     # of other of all of x, which is gathered for it, and what it makes of the gradient of x is summed, and scattered.
