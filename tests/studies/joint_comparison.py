@@ -66,13 +66,19 @@ class Found:
 
 def list_problems() -> Iterator[tuple[str, Problem]]:
     """Yield the name of every problem, and the problem."""
-    for name, (factory, batch) in FACTORIES.items():
-        graph = capture(*factory(), name).graph
-        training = Training(batch, graph.sequence, precision="bf16", framework="torch")
-        yield name, _build_problem(GraphModel(graph, "fp32"), NETWORK, 2, training)
+    for name in FACTORIES:
+        yield name, capture_problem(name)
     for name, cluster, nodes, batch, sequence, precision in TRANSFORMERS:
         training = Training(batch, sequence, precision=precision)
         yield f"{name}, {nodes} x {cluster}", _build_problem(MODELS[name], cluster, nodes, training)
+
+
+def capture_problem(name: str) -> Problem:
+    """Return the problem of a network of plain torch, by its name."""
+    factory, batch = FACTORIES[name]
+    graph = capture(*factory(), name).graph
+    training = Training(batch, graph.sequence, precision="bf16", framework="torch")
+    return _build_problem(GraphModel(graph, "fp32"), NETWORK, 2, training)
 
 
 def _build_problem(model: Model, cluster: str, nodes: int, training: Training) -> Problem:
