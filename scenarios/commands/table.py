@@ -25,6 +25,9 @@ COMMANDS = {
         "Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."
     ),
     "execute": "Run a plan for real on this machine and set measurement against prediction.",
+    "train": (
+        "Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."
+    ),
     "export": "Say a plan in another system's words; what that system cannot say is refused.",
     "calibrate": (
         "Measure this machine into a cluster file; or fit one to measured steps or collectives, or parts to timings."

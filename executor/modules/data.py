@@ -1,0 +1,152 @@
+"""The batches of a rank, step by step, in an order that depends on the seed and the step alone.
+
+A dataset with a length is drawn anew in every epoch, in an order from the seed; every rank reads its own samples of a
+step only. Batches that a user's iterable makes are those of all ranks, of which each takes its part; an iterable of
+``data(rank, world)`` makes those of the rank.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from meshwise.executor.modules.batches import BatchError, count_samples, split_evenly
+from meshwise.executor.modules.user_file import UserFileError
+
+
+class StepSampler:
+    """The samples of one rank's part of every step, from a step on, as a batch sampler of a `DataLoader`.
+
+    Parameters
+    ----------
+    num_samples
+        Those of the dataset; the last ones of an epoch that fill no step are left out.
+    batch
+        Samples of a step on all ranks.
+    """
+
+    def __init__(
+        self, num_samples: int, batch: int, rank: int, num_ranks: int, *, seed: int, first_step: int, shuffle: bool
+    ) -> None:
+        if batch % num_ranks:
+            nearest = max(batch // num_ranks, 1) * num_ranks
+            raise BatchError(f"data ranks({num_ranks}) divide the samples of a step, met {batch}; nearest: {nearest}")
+        if batch > num_samples:
+            raise BatchError(
+                f"a step has at most all samples of the dataset({num_samples}), met {batch}; nearest: "
+                f"{max(num_samples // num_ranks * num_ranks, num_ranks)}"
+            )
+        self.num_samples, self.batch, self.rank, self.num_ranks = num_samples, batch, rank, num_ranks
+        self.seed, self.first_step, self.shuffle = seed, first_step, shuffle
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every sample is read at most once."""
+        return self.num_samples // self.batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size = self.batch // self.num_ranks
+        epoch, place = divmod(self.first_step, self.steps_per_epoch)
+        while True:
+            order = self._order(epoch)
+            for step in range(place, self.steps_per_epoch):
+                first = step * self.batch + self.rank * size
+                yield order[first : first + size]
+            epoch, place = epoch + 1, 0
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.num_samples))
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order: list[int] = torch.randperm(self.num_samples, generator=generator).tolist()
+        return order
+
+
+def iterate_batches(
+    data: Any, *, is_own: bool, batch: int | None, rank: int, num_ranks: int, seed: int, first_step: int
+) -> Iterator[Any]:
+    """Yield the batch of this rank for every step from ``first_step`` on.
+
+    Parameters
+    ----------
+    data
+        A dataset with a length, a `DataLoader`, or an iterable of batches.
+    is_own
+        Whether an iterable makes this rank's batches alone.
+    batch
+        Samples of a step on all ranks; ``None`` for those of the loader.
+
+    Raises
+    ------
+    UserFileError
+        Where ``data`` is none of these, or says no size of batches.
+    BatchError
+        Where the samples of a step do not divide among ranks.
+    """
+    sampler_options = {"seed": seed, "first_step": first_step}
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        sampler = StepSampler(
+            len(data.dataset),  # type: ignore[arg-type]
+            _find_batch(batch, data.batch_size),
+            rank,
+            num_ranks,
+            shuffle=not isinstance(data.sampler, torch.utils.data.SequentialSampler),
+            **sampler_options,
+        )
+        return iter(_make_loader(data.dataset, sampler, data))
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        num_samples = len(data)  # type: ignore[arg-type]
+        sampler = StepSampler(num_samples, _find_batch(batch, None), rank, num_ranks, shuffle=True, **sampler_options)
+        return iter(_make_loader(data, sampler, None))
+    if not isinstance(data, Iterable):
+        raise UserFileError(f"data() returns a dataset, a DataLoader or an iterable, met {type(data).__name__}")
+    return _iterate_stream(data, is_own=is_own, batch=batch, rank=rank, num_ranks=num_ranks, first_step=first_step)
+
+
+def _find_batch(batch: int | None, loader_batch: int | None) -> int:
+    if batch is None and loader_batch is None:
+        raise UserFileError("a dataset needs the samples of a step, met no BATCH in the file; nearest: --batch N")
+    return batch or loader_batch or 1
+
+
+def _make_loader(dataset: Any, sampler: StepSampler, loader: DataLoader[Any] | None) -> DataLoader[Any]:
+    """Return a loader of one rank's samples, with the workers and the collation of the user's."""
+    if loader is None:
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=default_collate)
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        prefetch_factor=loader.prefetch_factor,
+        worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _iterate_stream(
+    data: Iterable[Any], *, is_own: bool, batch: int | None, rank: int, num_ranks: int, first_step: int
+) -> Iterator[Any]:
+    """Yield this rank's part of the batches of an iterable, from its start again where it ends."""
+    expected = batch // num_ranks if batch is not None and is_own else batch
+    batches = chain.from_iterable(_repeat(data))
+    for item in islice(batches, first_step, None):
+        if expected is not None and count_samples(item) != expected:
+            raise BatchError(
+                f"a batch of data() has {expected} samples, as BATCH says, met {count_samples(item)}; nearest: "
+                f"BATCH = {count_samples(item) * (num_ranks if is_own else 1)}"
+            )
+        yield item if is_own else split_evenly(item, num_ranks, "data ranks")[rank]
+
+
+def _repeat(data: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """Yield an iterable again and again, until it has nothing: a generator runs once."""
+    while True:
+        iterator = iter(data)
+        first = next(iterator, None)
+        if first is None:
+            return
+        yield chain((first,), iterator)

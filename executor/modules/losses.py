@@ -1,0 +1,146 @@
+"""What a step's loss is over the global batch, whatever part of it a rank and a microbatch has.
+
+A loss is a mean over samples, or a pair (sum, weight): the step's loss is then the sum over the global batch over the
+sum of weights, as of tokens that count. A mean over samples is checked: the loss of a batch must be the mean of the
+losses of its halves.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from meshwise.executor.modules.batches import count_samples, select_samples
+
+LossFunction = Callable[[Any, Any], Any]
+"""Returns the loss of ``(outputs, batch)``."""
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Fraction by which the loss of a batch may differ from the mean of its halves by rounding alone."""
+
+
+class LossError(ValueError):
+    """A loss that cannot be added up over ranks and microbatches."""
+
+
+class WeightedLoss(NamedTuple):
+    """The sum of a loss, and its weight; ``weight`` is ``None`` for a mean over samples, in ``total``."""
+
+    total: Tensor
+    weight: Tensor | None = None
+
+
+def call_module(module: nn.Module, batch: Any) -> Any:
+    """Return the outputs of a module: a dict gives arguments by name, a tuple or list by position."""
+    if isinstance(batch, dict):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def read_loss(outputs: Any, batch: Any, loss: LossFunction | None) -> WeightedLoss:
+    """Return the loss of a forward; `LossError` where there is none.
+
+    Parameters
+    ----------
+    loss
+        Its function of outputs and batch; without one outputs are the loss, or have it as ``loss`` (transformers).
+    """
+    value = outputs if loss is None else loss(outputs, batch)
+    if loss is None and not isinstance(value, Tensor | tuple):
+        value = value.get("loss") if isinstance(value, dict) else getattr(value, "loss", None)
+    if isinstance(value, tuple) and len(value) == 2 and all(map(_is_scalar, value)):
+        total, weight = value
+        return WeightedLoss(total, torch.as_tensor(weight, device=total.device).detach())
+    if isinstance(value, tuple) and loss is None and value and _is_scalar(value[0]):
+        value = value[0]  # (loss, outputs ...)
+    if not isinstance(value, Tensor) or not _is_scalar(value):
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise LossError(
+            f"a forward returns a scalar loss or a pair (sum, weight), met {shape}; nearest: a function "
+            "loss(outputs, batch)"
+        )
+    return WeightedLoss(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+class StepLoss:
+    """Adds up the losses of a rank's microbatches, and then those of all ranks."""
+
+    def __init__(self, num_microbatches: int, num_ranks: int) -> None:
+        self.num_microbatches, self.num_ranks = num_microbatches, num_ranks
+        self.total: Tensor | None = None
+        self.weight: Tensor | None = None
+
+    def add(self, loss: WeightedLoss) -> Tensor:
+        """Add the loss of a microbatch, and return what backward begins with."""
+        part = loss.total if loss.weight is not None else loss.total / self.num_microbatches
+        detached_part = part.detach().double()
+        self.total = detached_part if self.total is None else self.total + detached_part
+        if loss.weight is not None:
+            weight = loss.weight.double()
+            self.weight = weight if self.weight is None else self.weight + weight
+        return part
+
+    def reduce(self) -> tuple[float, float]:
+        """Return the loss of the global batch, and the factor of gradients that are means over ranks."""
+        assert self.total is not None
+        weight = torch.zeros_like(self.total) if self.weight is None else self.weight
+        sums = torch.stack((self.total, weight))
+        if self.num_ranks > 1:
+            dist.all_reduce(sums)
+        total, total_weight = sums.tolist()
+        if self.weight is None:
+            return total / self.num_ranks, 1.0
+        if not total_weight > 0:
+            raise LossError(f"the weights of a step's losses sum to more than 0, met {total_weight:g}")
+        return total / total_weight, self.num_ranks / total_weight
+
+
+def list_batch_norms(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Return the parts of a module, with their names, that take statistics over the samples of a batch."""
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+
+
+def require_mean_over_samples(
+    module: nn.Module, batch: Any, loss: LossFunction | None, tolerance: float | None = None
+) -> None:
+    """Raise `LossError` where the loss of a batch is not the mean of the losses of its halves.
+
+    It runs without dropout and without gradients, on at most 8 samples. A pair (sum, weight) is not checked but for its
+    sums; one sample has no halves.
+    """
+    num_samples = min(count_samples(batch), 8) // 2 * 2
+    if num_samples < 2:
+        return
+    half = num_samples // 2
+    parts = [select_samples(batch, first, end) for first, end in ((0, num_samples), (0, half), (half, num_samples))]
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            losses = [read_loss(call_module(module, part), part, loss) for part in parts]
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
+    whole, first, second = (float(item.total) for item in losses)
+    if losses[0].weight is not None:
+        expected, rule = first + second, "the sum of a loss (sum, weight) is that of its samples"
+    else:
+        expected, rule = (first + second) / 2, "a loss is a mean over samples"
+    limit = TOLERANCES.get(losses[0].total.dtype, 1e-3) if tolerance is None else tolerance
+    if abs(whole - expected) > limit * max(abs(whole), abs(first), abs(second), 1e-6):
+        raise LossError(
+            f"{rule}, so that ranks and microbatches add up to it: met {whole:.6g} for {num_samples} samples, and "
+            f"{first:.6g} and {second:.6g} for their halves; nearest: return (sum, weight), or keep the batch whole"
+        )
+
+
+def find_unused(parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether some parameters that are trained have no gradient."""
+    return any(parameter.requires_grad and parameter.grad is None for parameter in parameters)

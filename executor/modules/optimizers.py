@@ -1,0 +1,69 @@
+"""The optimizer and the schedule of the learning rate of a user's module, built once its parameters are sharded."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+OptimizerFactory = Callable[[nn.Module], Optimizer]
+"""Returns the optimizer of a module, whose parameters may be shards by then."""
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+"""Returns a schedule of the learning rate, which is stepped once a step."""
+
+WEIGHT_DECAY = 0.01
+
+
+class OptimizerError(ValueError):
+    """An optimizer that cannot step a module's parameters."""
+
+
+def make_adamw(learning_rate: float) -> OptimizerFactory:
+    """Return a factory of AdamW with torch's other defaults."""
+    return lambda module: AdamW(module.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
+
+
+def build_optimizer(source: OptimizerFactory | Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
+    """Return the optimizer of a module.
+
+    Parameters
+    ----------
+    source
+        A function of the module; or an optimizer of its parameters as they were before they were sharded, whose class,
+        groups and options the result has.
+    names
+        The names of parameters, by the identity that they had before.
+
+    Raises
+    ------
+    OptimizerError
+        Where the source is no optimizer, has states already, or parameters of another module.
+    """
+    if isinstance(source, Optimizer):
+        return _build_again(source, module, names)
+    optimizer = source(module)
+    if not isinstance(optimizer, Optimizer):
+        raise OptimizerError(f"optimizer(module) returns a torch.optim.Optimizer, met {type(optimizer).__name__}")
+    own_parameters = set(map(id, module.parameters()))
+    if any(id(parameter) not in own_parameters for group in optimizer.param_groups for parameter in group["params"]):
+        raise OptimizerError("an optimizer steps the parameters of the module that it is given, met others")
+    return optimizer
+
+
+def _build_again(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
+    if source.state:
+        raise OptimizerError(
+            f"an optimizer begins without states, met {type(source).__name__} with those of {len(source.state)} "
+            "parameters; nearest: a new one, and step.load(FOLDER)"
+        )
+    parameters = dict(module.named_parameters())
+    groups: list[dict[str, Any]] = []
+    for group in source.param_groups:
+        group_names = [names.get(id(parameter)) for parameter in group["params"]]
+        if None in group_names:
+            raise OptimizerError("an optimizer steps the parameters of the module that is parallelised, met others")
+        groups.append(group | {"params": [parameters[name] for name in group_names if name is not None]})
+    make: Any = type(source)
+    result: Optimizer = make(groups, **source.defaults)
+    return result

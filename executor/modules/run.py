@@ -1,0 +1,216 @@
+"""Trains a user's file on this host under a layout, one process a rank, and returns what was measured."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshwise.executor.device import require_device
+from meshwise.executor.launch.launcher import launch_ranks, require_torch
+from meshwise.executor.launch.run import Progress, compute_typical_time, log_steps
+from meshwise.executor.modules.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.simulator.brief import brief_repr
+
+WORKER = "meshwise.executor.modules.worker"
+VERIFY = "verify"
+"""The folder of a run's verification, inside the folder of the run."""
+VERIFIED_STEPS = 3
+TOLERANCE = 1e-9
+"""Fraction by which losses and weights in fp64 may differ from those of one process."""
+
+
+class DifferenceError(RuntimeError):
+    """A run under a plan that does not compute what one process computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest relative differences of a run in fp64 from one process: of losses, and of weights by name."""
+
+    loss: float
+    weights: float
+    worst_name: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both are as small as rounding is."""
+        return max(self.loss, self.weights) <= TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRun:
+    """The measurements of a run of a user's file.
+
+    Parameters
+    ----------
+    first_step
+        Steps that the run went on from.
+    losses
+        Those of the steps of this run.
+    step_times
+        Seconds of every step on its slowest rank, with the time to read the batch.
+    samples
+        Samples of a step on all ranks.
+    parameters, blocks
+        Elements of the module's parameters, and its number of blocks.
+    peak_memory
+        Most bytes of tensors on a GPU; ``None`` on cores.
+    host_memory
+        Most bytes that a rank's process held in main memory.
+    """
+
+    job: TrainJob
+    first_step: int
+    losses: tuple[float, ...]
+    step_times: tuple[float, ...]
+    samples: int
+    parameters: int
+    blocks: int
+    peak_memory: float | None
+    host_memory: float
+    checkpoints: Path
+    weights: Path
+    difference: Difference | None = None
+
+    __repr__ = brief_repr("losses", "step_time")
+
+    @property
+    def step_time(self) -> float:
+        """Median seconds of the steps after the first two."""
+        return compute_typical_time(self.step_times)
+
+
+def train(job: TrainJob, folder: Path, *, verify: bool = False, progress: Progress | None = None) -> TrainRun:
+    """Train a user's file and return what was measured.
+
+    Parameters
+    ----------
+    folder
+        Folder for the job, ``metrics.jsonl`` with a line a step, checkpoints and the weights at the end.
+    verify
+        Whether the first steps are made in fp64 beforehand, under the layout and in one process, and compared.
+    progress
+        Called with (step, loss, seconds) after every step.
+
+    Raises
+    ------
+    ValueError
+        Where the file, its data or the checkpoint do not serve.
+    ExecutionError
+        Where a rank fails.
+    DifferenceError
+        Where the ranks do not compute what one process computes; the run was not started.
+    """
+    require_torch()
+    require_device(job.device, job.layout.data)
+    difference = verify_job(job, folder / VERIFY) if verify else None
+    if difference is not None and not difference.is_equal:
+        raise DifferenceError(
+            f"the ranks compute what one process does, met losses {difference.loss:.1e} and weights "
+            f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward other than of dropout "
+            "modules make them differ too"
+        )
+    first_step = _find_first_step(job, folder)
+    log_step = log_steps(folder, first_step, lambda step: job.learning_rate, progress)
+    _launch(job, folder, log_step, first_step)
+    return _collect(job, folder, first_step, difference)
+
+
+def _find_first_step(job: TrainJob, folder: Path) -> int:
+    if not job.resume:
+        return 0
+    from meshwise.executor.modules.states import find_newest, read_step  # needs torch
+
+    return read_step(find_newest(folder / CHECKPOINTS))
+
+
+def _launch(job: TrainJob, folder: Path, progress: Progress | None = None, first_step: int = 0) -> None:
+    path = job.write(folder)
+    poll = _build_poll(job, folder, progress, first_step)
+    try:
+        launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.data, timeout=job.timeout, poll=poll)
+    finally:
+        poll()
+
+
+def _build_poll(job: TrainJob, folder: Path, progress: Progress | None, first_step: int) -> Callable[[], None]:
+    num_told = 0
+
+    def poll() -> None:
+        nonlocal num_told
+        if progress is not None:
+            rows = list(_read_steps(job, folder))
+            for number in range(num_told, len(rows)):
+                loss, seconds, _ = rows[number]
+                progress(first_step + number, loss, seconds)
+                num_told = number + 1
+
+    return poll
+
+
+def _read_steps(job: TrainJob, folder: Path) -> Iterator[tuple[float, float, int]]:
+    """Yield loss, seconds and samples of every step that all ranks have finished."""
+    rank_rows = []
+    for rank in range(job.layout.data):
+        path = metrics_file(folder, rank)
+        text = path.read_text("utf-8") if path.exists() else ""
+        rank_rows.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
+    for rows in zip(*rank_rows, strict=False):
+        yield rows[0]["loss"], max(row["seconds"] for row in rows), sum(row["samples"] for row in rows)
+
+
+def _collect(job: TrainJob, folder: Path, first_step: int, difference: Difference | None) -> TrainRun:
+    rows = list(_read_steps(job, folder))
+    facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.data)]
+    peaks = [rank_facts["peak"] for rank_facts in facts if "peak" in rank_facts]
+    return TrainRun(
+        job,
+        first_step,
+        tuple(loss for loss, _, _ in rows),
+        tuple(seconds for _, seconds, _ in rows),
+        rows[0][2],
+        facts[0]["parameters"],
+        facts[0]["blocks"],
+        max(peaks) if peaks else None,
+        max(rank_facts["host"] for rank_facts in facts),
+        folder / CHECKPOINTS,
+        folder / WEIGHTS,
+        difference,
+    )
+
+
+def verify_job(job: TrainJob, folder: Path) -> Difference:
+    """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
+    import torch
+
+    from meshwise.executor.modules.training import train_plainly  # needs torch
+
+    check = replace(
+        job,
+        precision="fp64",
+        steps=min(job.steps, VERIFIED_STEPS),
+        resume=False,
+        without_dropout=True,
+        checkpoint_every=-1,
+    )
+    with redirect_stdout(sys.stderr):  # the user's file may print
+        expected_losses, expected_weights = train_plainly(check)
+    _launch(check, folder)
+    losses = [loss for loss, _, _ in _read_steps(check, folder)]
+    weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
+    loss_difference = max(
+        abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in zip(losses, expected_losses, strict=True)
+    )
+    if set(weights) != set(expected_weights):
+        raise DifferenceError(f"the weights of both runs have equal names, met {set(weights) ^ set(expected_weights)}")
+    differences = {
+        name: float(
+            (weights[name].double() - tensor.double()).abs().max() / tensor.double().abs().max().clamp(min=1e-12)
+        )
+        for name, tensor in expected_weights.items()
+        if tensor.numel()
+    }
+    worst_name = max(differences, key=differences.__getitem__, default="")
+    return Difference(loss_difference, differences.get(worst_name, 0.0), worst_name)

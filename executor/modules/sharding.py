@@ -1,0 +1,101 @@
+"""Applies data parallelism and shards of states to a module, by torch's own parts.
+
+Without shards `DistributedDataParallel` averages gradients in buckets beneath backward. With shards `fully_shard` cuts
+parameters, gradients and optimizer states of every block, and of what is outside blocks, over the ranks [1]_:
+
+- ZeRO 3 gathers the parameters of a block for each pass, and reduces gradients after each microbatch.
+- ZeRO 2 keeps gathered parameters through a step.
+- ZeRO 1 also keeps whole gradients, which are reduced once a step.
+
+References
+----------
+.. [1] torch, ``torch.distributed.fsdp.fully_shard``; Rajbhandari et al. 2020, "ZeRO", section 5.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from meshwise.executor.modules.blocks import list_blocks, recompute_blocks
+from meshwise.executor.modules.layout import ModuleLayout
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""The dtype in which a precision computes; parameters of bf16 have fp32 copies that the optimizer steps."""
+
+
+def build_mesh(layout: ModuleLayout, device_type: str) -> DeviceMesh | None:
+    """Return the mesh of groups of ranks by ranks that share states; ``None`` for one rank."""
+    if layout.data == 1:
+        return None
+    return init_device_mesh(
+        device_type, (layout.data // layout.shards, layout.shards), mesh_dim_names=("replica", "shard")
+    )
+
+
+def shard_module(
+    module: nn.Module, layout: ModuleLayout, device: torch.device, precision: str, *, has_unused: bool
+) -> nn.Module:
+    """Return a module that is trained under a layout; parameters have the same names.
+
+    Parameters
+    ----------
+    has_unused
+        Whether some forward may leave parameters unused.
+    """
+    if layout.recompute:
+        recompute_blocks(module)
+    mesh = build_mesh(layout, device.type)
+    if mesh is None:
+        return module
+    if not layout.zero:
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=ids, find_unused_parameters=has_unused)
+    is_narrow = DTYPES[precision].itemsize == 2
+    policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
+    shard_mesh = mesh["shard"] if layout.shards == layout.data else mesh
+    reshard = layout.zero == 3 and layout.reshard_after_forward
+    for unit in (*list_blocks(module), module):
+        fully_shard(unit, mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
+    return module
+
+
+def find_precision_context(module: nn.Module, device: torch.device, precision: str) -> Any:
+    """Return the context of a forward: shards turn parameters to bf16 themselves, else torch casts operators."""
+    is_cast = DTYPES[precision].itemsize == 2 and not isinstance(module, FSDPModule)
+    return torch.autocast(device.type, DTYPES[precision], enabled=is_cast)
+
+
+@contextmanager
+def accumulate_gradients(module: nn.Module, layout: ModuleLayout, *, is_last: bool) -> Iterator[None]:
+    """Run forward and backward of a microbatch; gradients are averaged after the last one, with ZeRO 2 and 3 always."""
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        with module.no_sync():
+            yield
+        return
+    if isinstance(module, FSDPModule):
+        module.set_is_last_backward(is_last)
+        module.set_requires_gradient_sync(is_last or layout.zero > 1)
+        module.set_reshard_after_backward(is_last or (layout.zero == 3 and layout.reshard_after_forward))
+    yield
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the user's own module."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def count_ranks() -> int:
+    """Return the number of ranks; 1 where there is no process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def find_rank() -> int:
+    """Return the number of this rank; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -1,0 +1,112 @@
+"""Checkpoints of a user's module: sharded files of torch's distributed checkpoint, which any number of ranks reads.
+
+A folder has one folder a checkpoint, named after the steps that were done. It is written under another name and renamed
+once every rank has written its part, so that a folder of that name is whole.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from meshwise.executor.modules.sharding import count_ranks, find_rank
+
+_NAME = re.compile(r"step-(\d{8})")
+_PARTIAL = ".partial"
+_FACTS, _SCHEDULER, _WEIGHTS = "facts.json", "scheduler.pt", "weights.pt"
+VERSION = 1
+
+
+class StatesError(ValueError):
+    """A checkpoint that is not there, or that a module cannot go on from."""
+
+
+def save_states(
+    folder: Path, module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int
+) -> Path:
+    """Write a checkpoint into a folder from all ranks, and return its own folder."""
+    target = folder / f"step-{step:08d}"
+    partial = target.with_name(target.name + _PARTIAL)
+    model_states, optimizer_states = get_state_dict(module, optimizer)
+    if find_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    _wait()
+    states = {"module": model_states, "optimizer": optimizer_states}
+    save(states, checkpoint_id=partial, no_dist=count_ranks() == 1)
+    if find_rank() == 0:
+        (partial / _FACTS).write_text(json.dumps({"version": VERSION, "step": step}))
+        if scheduler is not None:
+            torch.save(scheduler.state_dict(), partial / _SCHEDULER)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    _wait()
+    return target
+
+
+def find_newest(folder: Path) -> Path:
+    """Return the newest whole checkpoint in a folder; `StatesError` where there is none."""
+    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    if not names:
+        raise StatesError(f"{folder}: a folder of checkpoints has step-..., met none")
+    return folder / names[-1]
+
+
+def read_step(checkpoint: Path) -> int:
+    """Return the steps that a checkpoint has done; `StatesError` where it says none."""
+    try:
+        facts = json.loads((checkpoint / _FACTS).read_text("utf-8"))
+        if facts["version"] != VERSION:
+            raise StatesError(f"{checkpoint}: a checkpoint of this program has version {VERSION}")
+        return int(facts["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StatesError(f"{checkpoint}: the checkpoint cannot be read: {error}") from error
+
+
+def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    """Read a checkpoint into module, optimizer and scheduler; `StatesError` where it is another module's."""
+    model_states, optimizer_states = get_state_dict(module, optimizer)
+    states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
+    try:
+        load(states, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+    except (RuntimeError, ValueError, OSError, KeyError, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
+    set_state_dict(module, optimizer, model_state_dict=states["module"], optim_state_dict=states["optimizer"])
+    scheduler_file = checkpoint / _SCHEDULER
+    if scheduler is not None:
+        if not scheduler_file.exists():
+            raise StatesError(f"{checkpoint}: a run with a schedule goes on from a run with one, met none")
+        scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
+
+
+def export_weights(folder: Path, module: nn.Module) -> Path | None:
+    """Write the whole weights as one state dict, from rank 0, and return its file; ``None`` on other ranks."""
+    weights = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if find_rank() != 0:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(weights, folder / _WEIGHTS)
+    return folder / _WEIGHTS
+
+
+def _wait() -> None:
+    """Return when all ranks have come here."""
+    if dist.is_initialized():
+        dist.barrier()

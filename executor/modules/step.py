@@ -1,0 +1,286 @@
+"""One step of training of a user's module under a plan: `parallelize`, and the step that it returns.
+
+>>> import torch
+>>> module = torch.nn.Linear(2, 1)
+>>> step = parallelize(module, loss=lambda outputs, batch: outputs.square().mean(), learning_rate=0.1)
+>>> losses = [step(torch.ones(4, 2)) for _ in range(20)]
+>>> losses[-1] < losses[0]
+True
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from meshwise.executor.modules.batch_norms import normalise_globally
+from meshwise.executor.modules.batches import select_samples, split_evenly, to_device, to_double
+from meshwise.executor.modules.layout import ModuleLayout, find_module_layout
+from meshwise.executor.modules.losses import (
+    LossError,
+    LossFunction,
+    StepLoss,
+    call_module,
+    find_unused,
+    list_batch_norms,
+    read_loss,
+    require_mean_over_samples,
+)
+from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, make_adamw
+from meshwise.executor.modules.sharding import (
+    DTYPES,
+    accumulate_gradients,
+    count_ranks,
+    find_precision_context,
+    find_rank,
+    shard_module,
+    unwrap,
+)
+from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
+from meshwise.strategies.plan.plan import Plan
+
+PROBE_SAMPLES = 2
+"""Samples with which is tried whether forward uses all parameters."""
+
+CAST_TOLERANCE = 2e-2
+"""Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
+
+SEED_STRIDE = 1_000_003
+"""A prime that keeps the seeds of steps and ranks apart."""
+
+
+class TrainingStep:
+    """A step of training: called with this rank's samples, it returns the loss of the global batch.
+
+    Parameters
+    ----------
+    module
+        The user's module; its parameters are sharded in place where the layout says so.
+    layout
+        How it is trained.
+    optimizer, scheduler
+        What `meshwise.executor.modules.optimizers.build_optimizer` takes, and a function of the optimizer.
+    loss
+        A function of ``(outputs, batch)``; without one the outputs are the loss, or have it as ``loss``.
+    precision
+        ``fp32``, ``bf16`` or ``fp64``, in which forward and backward compute.
+    max_norm
+        The norm to which all gradients together are clipped; ``None`` for no clipping.
+    seed
+        The seed of random draws in forward, such as dropout: each rank and step has draws of its own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: ModuleLayout,
+        *,
+        optimizer: OptimizerFactory | Optimizer,
+        scheduler: SchedulerFactory | None = None,
+        loss: LossFunction | None = None,
+        precision: str = "fp32",
+        max_norm: float | None = None,
+        device: torch.device | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.num_ranks, self.rank = count_ranks(), find_rank()
+        if layout.data != self.num_ranks:
+            rule = f"data: one rank for each part of the batch, and there are {self.num_ranks}"
+            raise ValueError(f"{rule}, met {layout.data}; nearest: {self.num_ranks}")
+        if precision not in DTYPES:
+            raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
+        self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
+        self.device = find_device() if device is None else device
+        self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
+        self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        self.step_number = 0
+        self._factories = optimizer, scheduler
+        self._trained: tuple[Optimizer, LRScheduler | None] | None = None
+        self._checkpoint: Path | None = None
+
+    def __call__(self, batch: Any) -> float:
+        """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
+        batch = self._place(batch)
+        microbatches = split_evenly(batch, self.layout.num_microbatches, "microbatches")
+        optimizer, scheduler = self._trained or self._begin(batch)
+        self.module.train()
+        torch.manual_seed((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank)
+        step_loss = StepLoss(self.layout.num_microbatches, self.num_ranks)
+        for number, microbatch in enumerate(microbatches, 1):
+            with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
+                with find_precision_context(self.module, self.device, self.precision):
+                    loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
+                step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+        mean_loss, factor = step_loss.reduce()
+        self._finish_gradients(factor)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if scheduler is not None:
+            scheduler.step()
+        self.step_number += 1
+        return mean_loss
+
+    def global_batch(self, batch: Any) -> float:
+        """Return the loss of a step on a global batch, of which this rank takes its part."""
+        return self(split_evenly(batch, self.num_ranks, "data ranks")[self.rank])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
+        if self._trained is None:
+            raise ValueError("a checkpoint has the states of at least one step, met none")
+        return save_states(Path(folder), self.module, *self._trained, self.step_number)
+
+    def load(self, folder: str | Path) -> int:
+        """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
+        self._checkpoint = find_newest(Path(folder))
+        self.step_number = read_step(self._checkpoint)
+        if self._trained is not None:
+            load_states(self._checkpoint, self.module, *self._trained)
+        return self.step_number
+
+    def export(self, folder: str | Path) -> Path | None:
+        """Write the whole weights into a folder, from rank 0, and return the file; ``None`` on other ranks."""
+        return export_weights(Path(folder), self.module)
+
+    def _place(self, batch: Any) -> Any:
+        """Return a batch on the device, and in fp64 where that is computed in."""
+        batch = to_device(batch, self.device)
+        if self.precision != "fp64":
+            return batch
+        return to_double(batch)
+
+    def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
+        """Check module and loss on the first batch, shard the module, and return its optimizer and scheduler."""
+        is_cut = self.num_ranks > 1 or self.layout.num_microbatches > 1
+        if is_cut:
+            self._require_whole_statistics()
+            with find_precision_context(self.module, self.device, self.precision):
+                require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
+        has_unused = self.num_ranks > 1 and not self.layout.zero and self._leaves_unused(batch)
+        self.module = shard_module(self.module, self.layout, self.device, self.precision, has_unused=has_unused)
+        make_optimizer, make_scheduler = self._factories
+        optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
+        scheduler = None if make_scheduler is None else make_scheduler(optimizer)
+        if self._checkpoint is not None:
+            load_states(self._checkpoint, self.module, optimizer, scheduler)
+        self._trained = optimizer, scheduler
+        return self._trained
+
+    @property
+    def _is_cast(self) -> bool:
+        return DTYPES[self.precision].itemsize == 2
+
+    def _require_whole_statistics(self) -> None:
+        """Have batch statistics taken over all ranks; `LossError` where microbatches would divide them."""
+        norms = list_batch_norms(self.module)
+        if norms and self.layout.num_microbatches > 1:
+            name, norm = norms[0]
+            raise LossError(
+                f"{name} ({type(norm).__name__}) takes statistics over a batch, which microbatches would divide, met "
+                f"{self.layout.num_microbatches} of them; nearest: 1"
+            )
+        if norms and self.num_ranks > 1:
+            normalise_globally(self.module)
+
+    def _leaves_unused(self, batch: Any) -> bool:
+        """Return whether a forward on some rank leaves parameters without gradients."""
+        samples = select_samples(batch, 0, PROBE_SAMPLES)
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        with find_precision_context(self.module, self.device, self.precision):
+            read_loss(call_module(self.module, samples), samples, self.loss).total.backward()  # type: ignore[no-untyped-call]
+        result = torch.tensor(float(find_unused(tuple(self.module.parameters()))), device=self.device)
+        self.module.zero_grad(set_to_none=True)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+        dist.all_reduce(result)
+        return bool(result)
+
+    def _finish_gradients(self, factor: float) -> None:
+        """Scale gradients to those of the step's loss, and clip them."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        if factor != 1.0:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.mul_(factor)
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.max_norm)
+
+
+def find_device() -> torch.device:
+    """Return the device of this rank: the GPU of its number on the host where there is one, else a core."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def parallelize(
+    module: nn.Module,
+    plan: Plan | ModuleLayout | str | Path | None = None,
+    *,
+    optimizer: OptimizerFactory | Optimizer | None = None,
+    scheduler: SchedulerFactory | None = None,
+    loss: LossFunction | None = None,
+    precision: str = "fp32",
+    max_norm: float | None = None,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> TrainingStep:
+    """Return the step of training of a module under a plan, in a loop of the user's own.
+
+    It is called on every rank that a launcher such as torchrun has started, with the samples of that rank.
+
+    Parameters
+    ----------
+    module
+        Whole and with equal parameters on every rank; its forward takes a batch.
+    plan
+        A plan or the file of one, or a `ModuleLayout`; by default data parallelism over all ranks.
+    optimizer
+        A function of the module, or an optimizer of its parameters without states; by default AdamW.
+    scheduler
+        A function of the optimizer that returns a schedule of the learning rate; it is stepped once a step.
+    loss
+        A function of ``(outputs, batch)``; by default the outputs are the loss, or have it as ``loss``.
+    precision
+        ``fp32``, ``bf16`` with fp32 main weights, or ``fp64``.
+    max_norm
+        The norm to which gradients are clipped.
+    learning_rate
+        That of the default optimizer.
+    seed
+        The seed of random draws in forward; every rank and step has its own.
+
+    Raises
+    ------
+    ValueError
+        Where the plan cuts the module itself, or has another number of ranks.
+    """
+    _join_ranks()
+    if isinstance(plan, str | Path):
+        plan = Plan.from_json(json.loads(Path(plan).read_text("utf-8")))
+    layout = find_module_layout(plan) if isinstance(plan, Plan) else plan or ModuleLayout(count_ranks())
+    return TrainingStep(
+        module,
+        layout,
+        optimizer=make_adamw(learning_rate) if optimizer is None else optimizer,
+        scheduler=scheduler,
+        loss=loss,
+        precision=precision,
+        max_norm=max_norm,
+        seed=seed,
+    )
+
+
+def _join_ranks() -> None:
+    """Join the process group that a launcher has set the environment for, unless this process is in one."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        device = find_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

@@ -1,0 +1,211 @@
+"""The steps of one rank of a run of a user's file, and the same steps in one process by a plain loop of torch."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwise.executor.device import require_device
+from meshwise.executor.launch.process_group import join_process_group
+from meshwise.executor.modules.batches import count_samples, to_double
+from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.data import iterate_batches
+from meshwise.executor.modules.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.modules.losses import call_module, read_loss
+from meshwise.executor.modules.optimizers import make_adamw
+from meshwise.executor.modules.states import StatesError
+from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.modules.user_file import UserFile, UserFileError, find_own_line, format_error, load_file
+from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
+from meshwise.executor.recording.rank_files import Heartbeat
+
+
+class Stopped(Exception):
+    """The run was asked to end, and has written a checkpoint."""
+
+
+class StopFlag:
+    """Whether SIGTERM has come: the rank then ends after the step that runs, with a checkpoint."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        signal.signal(signal.SIGTERM, self._set)
+
+    def _set(self, number: int, frame: Any) -> None:
+        self.is_set = True
+
+    def ask_all(self, device: torch.device) -> bool:
+        """Return whether any rank was asked to end."""
+        if not dist.is_initialized():
+            return self.is_set
+        flag = torch.tensor(float(self.is_set), device=device)
+        dist.all_reduce(flag)
+        return bool(flag)
+
+
+def train_rank(path: Path, rank: int) -> None:
+    """Train the steps of a job on this rank; results go beside the job."""
+    job, folder = TrainJob.read(path), path.parent
+    heartbeat = Heartbeat(folder, rank)
+    heartbeat.beat("start")
+    require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    accelerator = find_accelerator(job.device)
+    if job.layout.data == 1:
+        accelerator.claim_device(1)
+        _train_steps(job, folder, rank, heartbeat, accelerator)
+        return
+    with join_process_group(folder, job.timeout, accelerator):
+        _train_steps(job, folder, rank, heartbeat, accelerator)
+
+
+def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, accelerator: Accelerator) -> None:
+    stop, user_file = StopFlag(), load_file(Path(job.file))
+    heartbeat.beat("model")
+    step = build_step(job, user_file, accelerator.device)
+    facts = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
+    checkpoints = folder / CHECKPOINTS
+    first_step = step.load(checkpoints) if job.resume else 0
+    if first_step >= job.steps:
+        raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
+    heartbeat.beat("data")
+    batches = open_batches(job, user_file, rank, job.layout.data, first_step)
+    saved_step = first_step
+    with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
+        for number in range(first_step, job.steps):
+            heartbeat.step = number
+            heartbeat.beat("batch")
+            start = time.perf_counter()
+            batch = next_batch(batches, user_file, number)
+            heartbeat.beat("step")
+            loss = run_step(step, batch, user_file)
+            accelerator.synchronise()
+            row = {
+                "step": number,
+                "loss": loss,
+                "seconds": time.perf_counter() - start,
+                "samples": count_samples(batch),
+            }
+            metrics.write(json.dumps(row) + "\n")
+            metrics.flush()
+            is_asked = stop.ask_all(accelerator.device)
+            is_due = job.checkpoint_every and (number + 1) % job.checkpoint_every == 0
+            if is_due or is_asked:
+                heartbeat.beat("checkpoint")
+                step.save(checkpoints)
+                saved_step = number + 1
+            if is_asked:
+                raise Stopped(f"SIGTERM after step {number}; a checkpoint of {number + 1} steps is in {checkpoints}")
+    heartbeat.beat("checkpoint")
+    if saved_step < job.steps and job.checkpoint_every >= 0:
+        step.save(checkpoints)
+    step.export(folder / WEIGHTS)
+    memory = accelerator.read_memory()
+    usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
+    facts_file(folder, rank).write_text(json.dumps(facts | usage))
+
+
+def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep:
+    """Return the step of training of a user's file."""
+    module = user_file.build_model(job.seed)
+    if job.without_dropout:
+        drop_nothing(module)
+    return TrainingStep(
+        module,
+        job.layout,
+        optimizer=user_file.optimizer or make_adamw(job.learning_rate),
+        scheduler=user_file.scheduler,
+        loss=user_file.loss,
+        precision=job.precision,
+        max_norm=job.max_norm,
+        device=device,
+        seed=job.seed,
+    )
+
+
+def open_batches(job: TrainJob, user_file: UserFile, rank: int, num_ranks: int, first_step: int) -> Iterator[Any]:
+    """Return the batches of a rank from a step on."""
+    data, is_own = user_file.open_data(rank, num_ranks)
+    batch = job.batch or user_file.batch
+    options = {"rank": rank, "num_ranks": num_ranks, "seed": job.seed, "first_step": first_step}
+    return iterate_batches(data, is_own=is_own, batch=batch, **options)
+
+
+def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
+    """Return the next batch; `UserFileError` where the data end or reading them fails."""
+    try:
+        return next(batches)
+    except StopIteration:
+        rule = "data() has a batch for every step"
+        raise UserFileError(f"{user_file.path}: {rule}, met its end at step {step}") from None
+    except (UserFileError, ValueError):
+        raise
+    except Exception as error:
+        line = find_own_line(error, user_file.path)
+        raise UserFileError(f"{line}: data() at step {step}: {format_error(error)}") from error
+
+
+def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
+    """Return the loss of a step; an error in the user's own code names its line."""
+    try:
+        return step(batch)
+    except UserFileError:
+        raise
+    except Exception as error:
+        line = find_own_line(error, user_file.path)
+        if line == str(user_file.path):
+            raise
+        raise UserFileError(f"{line}: {format_error(error)}") from error
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of elements of a module's parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def drop_nothing(module: nn.Module) -> None:
+    """Have dropout modules drop nothing."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+
+
+def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
+    """Return the losses and the last weights of a job in this process, whole batch after whole batch, in fp64.
+
+    It is a loop of torch alone, by which a run under a plan is judged.
+    """
+    user_file = load_file(Path(job.file))
+    module = user_file.build_model(job.seed).double()
+    drop_nothing(module)
+    module.train()
+    optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
+    scheduler = None if user_file.scheduler is None else user_file.scheduler(optimizer)
+    batches, losses = open_batches(job, user_file, 0, 1, 0), []
+    for number in range(job.steps):
+        batch = to_double(next_batch(batches, user_file, number))
+        loss = read_loss(call_module(module, batch), batch, user_file.loss)
+        value = loss.total if loss.weight is None else loss.total / loss.weight
+        value.backward()  # type: ignore[no-untyped-call]
+        if job.max_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), job.max_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(value.item())
+    return losses, {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+
+
+def print_to_stderr() -> None:
+    """Have what a user's file prints go to stderr, so that results alone are on stdout."""
+    sys.stdout = sys.stderr

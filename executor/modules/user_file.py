@@ -1,0 +1,142 @@
+"""The user's file: what is trained, on which data, with which loss, optimizer and schedule.
+
+Loading it runs its code. `UserFile` has the functions that it defines; the other files of its folder can be imported.
+"""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "BATCH")
+"""What a file may define."""
+NEEDED = ("model", "data")
+
+
+class UserFileError(ValueError):
+    """A user's file that cannot be read, or a function of it that fails; the message begins with its line."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserFile:
+    """The functions of a user's file; the optional ones are ``None`` where it has none.
+
+    Parameters
+    ----------
+    batch
+        ``BATCH``, the samples of a step.
+    """
+
+    path: Path
+    model: Callable[[], nn.Module]
+    data: Callable[..., Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[nn.Module], Any] | None = None
+    scheduler: Callable[[Any], Any] | None = None
+    initialize: Callable[[nn.Module], None] | None = None
+    batch: int | None = None
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Return the module, whose first parameters are drawn from a seed."""
+        torch.manual_seed(seed)
+        module = self.call("model")
+        if not isinstance(module, nn.Module):
+            raise UserFileError(
+                f"{self._find_line(self.model)}: model() returns a torch.nn.Module, met {type(module).__name__}"
+            )
+        if self.initialize is not None:
+            torch.manual_seed(seed)
+            self.call("initialize", module)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise UserFileError(f"{self._find_line(self.model)}: a module has parameters that are trained, met none")
+        return module
+
+    def open_data(self, rank: int, num_ranks: int) -> tuple[Any, bool]:
+        """Return the user's data, and whether they are of this rank alone."""
+        try:
+            parameters = inspect.signature(self.data).parameters
+        except (TypeError, ValueError):
+            parameters = {}  # type: ignore[assignment]
+        is_own = len(parameters) >= 2
+        return (self.call("data", rank, num_ranks) if is_own else self.call("data")), is_own
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Return what a function of the file returns; `UserFileError` with its line where it fails."""
+        function: Any = getattr(self, name)
+        try:
+            return function(*arguments)
+        except UserFileError:
+            raise
+        except Exception as error:
+            raise UserFileError(f"{find_own_line(error, self.path)}: {name}(): {format_error(error)}") from error
+
+    def _find_line(self, function: Callable[..., Any]) -> str:
+        code = getattr(function, "__code__", None)
+        return f"{self.path}:{code.co_firstlineno}" if code is not None else str(self.path)
+
+
+def load_file(path: Path) -> UserFile:
+    """Return the functions of a file, whose code is run.
+
+    Raises
+    ------
+    UserFileError
+        Where the file cannot be read or run, or does not define what is needed.
+    """
+    if path.suffix != ".py" or not path.is_file():
+        raise UserFileError(f"{path}: a file FILE.py with model() and data(), met no such file")
+    module = _run_file(path)
+    symbols = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    missing_names = [name for name in NEEDED if not callable(symbols.get(name))]
+    if missing_names:
+        matches = get_close_matches(missing_names[0], symbols, n=1)
+        nearest = f"; nearest: {matches[0]}" if matches else ""
+        raise UserFileError(
+            f"{path}: the file has the functions model() and data(), met no {missing_names[0]}{nearest}"
+        )
+    found = {name: symbols[name] for name in NAMES if name in symbols and name not in ("BATCH", "evaluate")}
+    for name, value in found.items():
+        if not callable(value):
+            raise UserFileError(f"{path}: {name} is a function, met {type(value).__name__}")
+    batch = symbols.get("BATCH")
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
+        raise UserFileError(f"{path}: BATCH is a number of samples of at least 1, met {batch!r}")
+    return UserFile(path, **found, batch=batch)
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"trained_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where workers of a loader and pickle look for its classes
+    sys.path.insert(0, str(path.resolve().parent))  # stays: workers of a loader import from there too
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserFileError(f"{error.filename or path}:{error.lineno}: {format_error(error)}") from error
+    except Exception as error:
+        raise UserFileError(f"{find_own_line(error, path)}: {format_error(error)}") from error
+    return module
+
+
+def find_own_line(error: BaseException, path: Path) -> str:
+    """Return the last place in the user's file, or in its folder, that an error came through, as ``FILE:LINE``."""
+    folder = path.resolve().parent
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
+    own_frames = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
+    return f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else str(path)
+
+
+def format_error(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
