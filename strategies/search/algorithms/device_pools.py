@@ -26,6 +26,10 @@ BACKWARD_SHARE = 3.0
 """Forward and backward together take about so many times as long as forward, which recomputation repeats."""
 
 
+TENSOR_SUMS = 4
+"""Sums over tensor ranks of a layer's activations and gradients: behind attention and MLP, as in Megatron-LM."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Free devices of one kind in one region, by node."""
@@ -94,44 +98,79 @@ class PoolTimes:
 
     def _find_links(self) -> tuple[FloatArray, FloatArray]:
         """Return bytes a second and seconds of latency between pools; inside a pool those between its nodes."""
-        links, size = interconnect(self.problem.cluster), len(self.pools)
+        size = len(self.pools)
         bandwidths, latencies = np.full((size, size), inf), np.zeros((size, size))
         for row, source in enumerate(self.pools):
             for column, target in enumerate(self.pools):
-                pair = source.nodes[0][0], (target.nodes[-1][-1] if row == column else target.nodes[0][0])
-                routes = links.routes(np.array(pair[:1]), np.array(pair[1:]))
-                if len(routes.link):
-                    bandwidths[row, column] = float((links.bandwidth[routes.link] / routes.share).min())
-                    latencies[row, column] = float((links.latency[routes.link] * routes.share).sum())
+                target_device = target.nodes[-1][-1] if row == column else target.nodes[0][0]
+                bandwidths[row, column], latencies[row, column] = self._find_link(source.nodes[0][0], target_device)
         return bandwidths, latencies
 
-    def find_least_time(self, layout: Layout) -> float:
-        """Return the seconds of a step without communication if every stage had the fastest devices that are left.
+    def _find_link(self, source: int, target: int) -> tuple[float, float]:
+        """Return bytes a second and seconds of latency from one device to another."""
+        links = interconnect(self.problem.cluster)
+        routes = links.routes(np.array([source]), np.array([target]))
+        if not len(routes.link):
+            return inf, 0.0
+        bandwidth = (links.bandwidth[routes.link] / routes.share).min()
+        return float(bandwidth), float((links.latency[routes.link] * routes.share).sum())
+
+    def find_even_time(self, layout: Layout) -> float:
+        """Return the least seconds of a step with even stages on the fastest devices, with the fastest links.
 
         Stages count as equal, with the layers of the smallest.
         """
-        rows = sorted(
-            (self._find_model_time(pool, layout), len(pool.list_groups(layout.tensor))) for pool in self.pools
-        )
         counts = layout.stages if isinstance(layout.stages, tuple) else (1,)
         share = min(counts) / sum(counts)
         times: list[float] = []
         num_left = 0
-        for time, num_groups in rows:
+        for time, num_groups in self._list_model_times(layout):
             num_left += num_groups
             # a stage with a slower device among its replicas takes as long as that
             num_stages = min(num_left // layout.data, layout.pipeline - len(times))
             times += [time * share] * num_stages
             num_left -= num_stages * layout.data
+        return self._add_communication(layout, sum(times), max(times, default=0.0))
+
+    def find_shared_time(self, layout: Layout) -> float:
+        """Return the least seconds of a step with work by speed on the fastest devices, with the fastest links."""
+        num_left, speed = layout.data * layout.pipeline, 0.0
+        for time, num_groups in self._list_model_times(layout):
+            speed += min(num_groups, num_left) / time
+            num_left -= min(num_groups, num_left)
+        time = layout.data / speed
+        return self._add_communication(layout, layout.pipeline * time, time)
+
+    def _add_communication(self, layout: Layout, total: float, slowest: float) -> float:
+        """Return the seconds of a step from those of all stages and of the slowest, with the fastest links."""
         num_microbatches = self.problem.training.global_batch // layout.sequences
-        return (sum(times) + (num_microbatches - 1) * max(times, default=inf)) if times else inf
+        send_time = float(self.list_send_times(layout).min()) if layout.pipeline > 1 else 0.0
+        slowest += min(layout.pipeline - 1, 2) * send_time
+        sync_time = float(self.list_sync_times(layout).max(axis=0).min())
+        return total + 2 * (layout.pipeline - 1) * send_time + (num_microbatches - 1) * slowest + sync_time
+
+    def _list_model_times(self, layout: Layout) -> list[tuple[float, int]]:
+        """Return the seconds of a microbatch of all layers on each pool and its number of groups, the fastest first."""
+        return sorted(
+            (self._find_model_time(pool, layout), len(pool.list_groups(layout.tensor))) for pool in self.pools
+        )
 
     def _find_model_time(self, pool: Pool, layout: Layout) -> float:
-        """Return the seconds of a microbatch of all layers on a pool, shared evenly by tensor ranks."""
-        return find_blocks_time(pool.accelerator, self.graph, True, layout.microbatch) / layout.tensor
+        """Return the seconds of a microbatch of all layers on a pool, with the communication of tensor ranks.
+
+        Tensor ranks share work evenly, and sum a boundary's activations twice a layer and pass.
+        """
+        time = find_blocks_time(pool.accelerator, self.graph, True, layout.microbatch) / layout.tensor
+        if layout.tensor == 1:
+            return time
+        node = max(pool.nodes, key=len)
+        bandwidth, latency = self._find_link(node[0], node[-1])
+        share = 2 * (layout.tensor - 1) / layout.tensor
+        sum_time = latency + share * (layout.sequences // layout.data) * self._boundary_bytes / bandwidth
+        return time + TENSOR_SUMS * num_layers(self.graph) * sum_time
 
     def list_stage_times(self, layout: Layout) -> FloatArray:
-        """Return the seconds of a microbatch by stage and pool, shared evenly by tensor ranks.
+        """Return the seconds of a microbatch by stage and pool.
 
         The last stage has the blocks before and after the layers, as in `divide_by_speed`.
         """
@@ -142,9 +181,9 @@ class PoolTimes:
             shares = shares * (1 + 1 / BACKWARD_SHARE)
         columns = []
         for pool in self.pools:
-            times = shares * find_blocks_time(pool.accelerator, self.graph, True, layout.microbatch)
-            times[-1] += find_blocks_time(pool.accelerator, self.graph, False, layout.microbatch)
-            columns.append(times / layout.tensor)
+            times = shares * self._find_model_time(pool, layout)
+            times[-1] += find_blocks_time(pool.accelerator, self.graph, False, layout.microbatch) / layout.tensor
+            columns.append(times)
         return np.stack(columns, axis=1)
 
     def list_send_times(self, layout: Layout) -> FloatArray:

@@ -22,7 +22,7 @@ from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.proposals import Proposals
+from meshwise.strategies.search.proposals import OutOfTime, Proposals
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.search.speed_division import (
     balance_samples,
@@ -98,6 +98,36 @@ class BalancedSearch:
             if bounds[layout] >= self.best_time:
                 break
             yield from self._evaluate(layout)
+        yield from self._improve_best()
+
+    def limit_time(self, time: float) -> None:
+        """Take a plan of another search, with its seconds of a step, for the best where it is faster."""
+        if time < self.best_time:
+            self.best_time, self.has_best = time, False
+
+    def run_in_order(
+        self, layouts: Iterable[Layout], choices: int, *, recomputes: bool = True
+    ) -> Generator[Plan, Evaluation, None]:
+        """Yield the first plans that fit and may be the best; with ``recomputes``, by computing again what they need.
+
+        Where time is up before any is evaluated, it is the first one.
+        """
+        num_tried = 0
+        for base_layout in layouts:
+            try:
+                layout = self._fit_memory(base_layout, recomputes)
+            except OutOfTime:
+                if num_tried:
+                    raise
+                layout, choices = base_layout, 1
+            if layout is not None:
+                yield from self._evaluate(layout)
+                num_tried += 1
+            if num_tried == choices:
+                break
+
+    def _improve_best(self) -> Generator[Plan, Evaluation, None]:
+        """Yield changes of the best plan so far while they make it faster."""
         is_better = self.has_best
         while is_better:
             is_better = False
@@ -141,9 +171,9 @@ class BalancedSearch:
                 if self.allows(candidate):
                     yield candidate
 
-    def _fit_memory(self, layout: Layout) -> Layout | None:
+    def _fit_memory(self, layout: Layout, recomputes: bool = True) -> Layout | None:
         """Return a layout with the least recomputation with which it fits and may be the best; ``None`` for none."""
-        for recompute in self._list_recomputes(layout):
+        for recompute in self._list_recomputes(layout) if recomputes else (layout.recompute,):
             plan = complete(self.problem, replace(layout, recompute=recompute))
             if self.costs.plan_bound(plan) >= self.best_time:
                 return None  # to compute more again takes no less time

@@ -6,9 +6,9 @@ Strati et al., "Sailor: automating distributed training over dynamic, heterogene
 2025; code: eth-easl/sailor at cf2c8e3 (``sailor_planner/cpp_src/planner.cpp``).
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from itertools import permutations
 from math import inf
 from typing import ClassVar, NamedTuple
@@ -16,13 +16,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from meshwise.strategies.bounds.memory import PlanMemory
-from meshwise.strategies.evaluation import CostModel, Evaluation
+from meshwise.strategies.evaluation import CostModel
 from meshwise.strategies.lowering.stage_costs import StageCosts
 from meshwise.strategies.plan.completion import complete
-from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.layout import ZERO_STAGES, Layout
 from meshwise.strategies.plan.mesh import divisors
 from meshwise.strategies.plan.partition import num_layers
-from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.search.algorithms.auto import Auto
@@ -38,20 +37,14 @@ MOST_POOLS = 6
 """Kinds of devices and regions together, at most."""
 
 SLOWEST = 1.5
-"""Degrees are left out whose time on the fastest devices, without communication, is so many times that of the best."""
+"""Degrees are left out whose time on the fastest devices and links is so many times that of the best."""
 
-MOST_ALLOCATED = 300
-"""Degrees, those with the least such times, for which devices are allocated."""
-
-MOST_VARIED = 100
-"""Allocations, those with the least time by the formula, whose layers and samples are also shared by speed."""
+MOST_ALLOCATED = 100
+"""Degrees, those with the least such times for which devices suffice, whose work is also shared by speed."""
 
 
-class _Degrees(NamedTuple):
-    """Degrees and a size of microbatches, with the least seconds of a step on the fastest devices."""
-
-    least_time: float
-    layout: Layout
+FRUGAL = Layout(recompute=Recompute.FULL)
+"""The layout of plans that need little memory."""
 
 
 class _AllocatedLayout(NamedTuple):
@@ -67,15 +60,15 @@ class Sailor:
 
     For every number of stages, size of microbatches, tensor degree inside a node and number of replicas, layers are
     divided evenly, kinds of devices without the memory for a stage are left out there, and a dynamic program over the
-    stages chooses whose devices each stage has; the others stay idle. A stage has the devices of one region. Those with
-    the least time by the formula also share layers and samples by speed. The plans with the lowest bounds are
-    simulated, and decisions of the best are changed one by one. Known plans come first, and ``auto`` last, whose proof
+    stages chooses whose devices each stage has; the others stay idle. A stage has the devices of one region. The plans
+    with the least time by the formula are simulated, then known plans, and then, with layers and samples shared by
+    speed, those with the lowest bounds; decisions of the best are changed one by one. Last comes ``auto``, whose proof
     holds for the uniform plans of the space; on devices of one kind in one region it is all there is.
 
     Parameters
     ----------
     choices
-        The number of plans that are simulated, before changes of the best.
+        The number of plans that are simulated by time of the formula, and by bound.
     faithful
         As published: layers even, 1F1B, no recomputation and nothing shared among data ranks; the plans with the least
         time by the formula are simulated, and nothing is proven.
@@ -91,7 +84,7 @@ class Sailor:
             raise ValueError(f"sailor: choices is at least 1, met {self.choices}; nearest: 1")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield known plans, those of the dynamic program, then those of ``auto``; return its proof.
+        """Yield plans of the dynamic program, known ones, shared work, then those of ``auto``; return its proof.
 
         Raises
         ------
@@ -104,82 +97,92 @@ class Sailor:
                 f"sailor: at most {MOST_POOLS} kinds of devices and regions together, met {num_pools}; nearest: metis, "
                 "or auto"
             )
+        search = BalancedSearch(problem, space, costs, inf)
+        allocator = _Allocator(search)
         if self.faithful:
-            search = BalancedSearch(problem, space, costs, inf)
-            yield from _propose_published(search, self.choices)
+            layouts = _list_in_time(allocator.list_allocated((Layout(),), shares_work=False))
+            yield from search.run_in_order(layouts, self.choices, recomputes=False)
             return None
         if num_pools > 1:
+            zero_stages = space.zero or ZERO_STAGES
+            levels = Layout(zero=1 if 1 in zero_stages else min(zero_stages)), replace(FRUGAL, zero=max(zero_stages))
+            layouts = _list_in_time(allocator.list_allocated(levels, shares_work=True))
+            layouts = list(dict.fromkeys(replace(layout, recompute=Recompute.NONE) for layout in layouts))
+            yield from search.run_in_order(filter(search.allows, layouts), self.choices)
             known_search = BestFirstSearch(problem, costs)
             yield from known_search.begin_with_known(space)
-            search = BalancedSearch(problem, space, costs, known_search.incumbent.time)
-            yield from search.run(_list_varied(search), self.choices)
+            search.limit_time(known_search.incumbent.time)
+            yield from search.run(_list_shared(search, layouts), self.choices)
         return (yield from Auto().propose(problem, space, costs))
 
 
-def _propose_published(search: BalancedSearch, choices: int) -> Generator[Plan, Evaluation, None]:
-    """Yield the allocations with the least times that fit, as many as are simulated."""
-    allocated_layouts: list[_AllocatedLayout] = []
-    try:
-        allocated_layouts += _Allocator(search).list_allocated((Layout(),))
-    except OutOfTime:
-        if not allocated_layouts:
-            raise
-    num_tried = 0
-    for _, layout in sorted(allocated_layouts, key=lambda row: row.time):
-        plan = complete(search.problem, layout)
-        if search.costs.fits(plan):
-            yield plan
-            num_tried += 1
-        if num_tried == choices:
-            break
+def _list_in_time(rows: Iterable[_AllocatedLayout]) -> list[Layout]:
+    """Return allocated layouts by rising time, those that are found before time is up."""
+    timely_rows: list[_AllocatedLayout] = []
+    with suppress(OutOfTime):
+        for row in rows:
+            timely_rows.append(row)
+    return [row.layout for row in sorted(timely_rows, key=lambda row: row.time)]
 
 
-def _list_varied(search: BalancedSearch) -> Iterator[Layout]:
-    """Yield allocated layouts, and the best of them with layers and samples by speed and other schedules."""
-    whole_level, frugal_level = Layout(zero=1), Layout(zero=3, recompute=Recompute.FULL)
-    rows = list(_Allocator(search).list_allocated((whole_level, frugal_level)))
-    for _, layout in nsmallest(MOST_VARIED, rows, key=lambda row: row.time):
+def _list_shared(search: BalancedSearch, layouts: Iterable[Layout]) -> Iterator[Layout]:
+    """Yield layouts with layers and samples shared by the speed of their devices, and with other schedules."""
+    for layout in layouts:
         search.costs.check_time()
-        plain_layout = replace(layout, recompute=Recompute.NONE)
-        if search.allows(plain_layout):
-            yield plain_layout
         microbatch = balance_samples(search.problem, layout)
-        for sized_layout in dict.fromkeys((replace(plain_layout, microbatch=microbatch), plain_layout)):
+        for sized_layout in dict.fromkeys((replace(layout, microbatch=microbatch), layout)):
             yield from search.list_schedules(sized_layout)
 
 
 class _Allocator:
-    """Allocates devices for all degrees of a search."""
+    """Allocates devices for all degrees of a space."""
 
     def __init__(self, search: BalancedSearch) -> None:
         self.search, self.problem = search, search.problem
         self.memory = StageCosts(self.problem).get_shared(PlanMemory)
         self.pool_times = PoolTimes(self.problem)
 
-    def list_allocated(self, levels: tuple[Layout, ...]) -> Iterator[_AllocatedLayout]:
-        """Yield the fastest allocation of all degrees that may be near the best, at each level of memory.
+    def list_allocated(self, levels: tuple[Layout, ...], *, shares_work: bool) -> Iterator[_AllocatedLayout]:
+        """Yield the fastest allocation of the degrees that may be near the best, at each level of memory.
 
         Levels say what is recomputed and what data ranks share; a level is taken where a stage does not fit some
-        devices at the level before it.
+        devices at the level before it. ``shares_work`` also takes degrees that are near the best if layers and samples
+        are shared by speed.
         """
-        best_time = inf
-        for degrees in nsmallest(MOST_ALLOCATED, self._list_degrees(), key=lambda row: row.least_time):
-            self.search.costs.check_time()
-            if degrees.least_time > SLOWEST * best_time:
-                return
-            for level in levels:
-                zero = level.zero if degrees.layout.data > 1 else 0
-                layout = replace(degrees.layout, zero=zero, recompute=level.recompute)
-                if not self.search.allows(layout):
-                    continue
-                allocated_layout, fits_all = self._allocate(layout)
-                if allocated_layout is not None:
-                    best_time = min(best_time, allocated_layout.time)
-                    yield allocated_layout
-                if fits_all:
+        degrees = list(self._list_degrees())
+        most_allocated = MOST_ALLOCATED if shares_work else len(degrees)
+        estimates = [self.pool_times.find_even_time, *([self.pool_times.find_shared_time] if shares_work else [])]
+        allocated_degrees: set[Layout] = set()
+        for estimate in estimates:
+            best_time, num_allocated = inf, 0
+            for least_time, layout in sorted(
+                ((estimate(layout), layout) for layout in degrees), key=lambda row: row[0]
+            ):
+                self.search.costs.check_time()
+                if least_time > SLOWEST * best_time or num_allocated == most_allocated:
                     break
+                if layout in allocated_degrees:
+                    continue
+                allocated_degrees.add(layout)
+                rows = list(self._list_levels(layout, levels))
+                best_time = min([best_time, *(row.time for row in rows)])
+                num_allocated += bool(rows)
+                yield from rows
 
-    def _list_degrees(self) -> Iterator[_Degrees]:
+    def _list_levels(self, layout: Layout, levels: tuple[Layout, ...]) -> Iterator[_AllocatedLayout]:
+        """Yield the fastest allocation of degrees at each level of memory, until all stages fit all devices."""
+        for level in levels:
+            zero = level.zero if layout.data > 1 else 0
+            level_layout = replace(layout, zero=zero, recompute=level.recompute)
+            if not self.search.allows(level_layout):
+                continue
+            allocated_layout, fits_all = self._allocate(level_layout)
+            if allocated_layout is not None:
+                yield allocated_layout
+            if fits_all:
+                break
+
+    def _list_degrees(self) -> Iterator[Layout]:
         """Yield degrees, microbatches that are powers of two, and even stages, on the first devices that suffice."""
         batch, layers = self.problem.training.global_batch, num_layers(self.problem.graph)
         pools = self.pool_times.pools
@@ -205,7 +208,7 @@ class _Allocator:
                         choices = (layout, replace(layout, sequence_parallel=False))
                         legal_layout = next(filter(self.search.allows, choices), None)
                         if legal_layout is not None:
-                            yield _Degrees(self.pool_times.find_least_time(legal_layout), legal_layout)
+                            yield legal_layout
 
     def _allocate(self, layout: Layout) -> tuple[_AllocatedLayout | None, bool]:
         """Return a layout with the devices of its stages, and whether all stages fit devices of all pools."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwise.scenarios.loader import load
-from meshwise.simulator.machine.topology import Dragonfly, FatTree, LeafSpine, Link
+from meshwise.simulator.machine.topology import Dragonfly, Link
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -17,7 +17,6 @@ from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.search.algorithms.auto import Auto
-from meshwise.strategies.search.algorithms.device_pools import list_pools
 from meshwise.strategies.search.algorithms.metis import Metis
 from meshwise.strategies.search.algorithms.sailor import Sailor
 from meshwise.strategies.search.simulated_search import search
@@ -105,21 +104,6 @@ def test_replicas_of_a_stage_stay_in_one_region() -> None:
         devices = plan.placement or tuple(range(8))
         stages = [devices[first : first + ranks] for first in range(0, plan.mesh.num_ranks, ranks)]
         assert all(len({device // 4 for device in stage}) == 1 for stage in stages)
-
-
-@pytest.mark.parametrize(
-    ("fabric", "regions"),
-    [
-        (Dragonfly(1, 2, Link(1e-6, 1e9), Link(1e-3, 1e6)), 2),
-        (LeafSpine(2, oversubscription=4.0), 2),
-        (LeafSpine(2), 1),
-        (FatTree(1, 2, core_oversubscription=2.0), 2),
-        (FatTree(1, 2), 1),
-    ],
-)
-def test_regions_are_parts_of_the_fabric_behind_narrow_links(fabric: LeafSpine | FatTree, regions: int) -> None:
-    pools = list_pools(problem(nodes=4, devices=2, fabric=fabric).cluster)
-    assert len({pool.region for pool in pools}) == len(pools) == regions
 
 
 def test_on_devices_of_one_kind_it_is_auto() -> None:
