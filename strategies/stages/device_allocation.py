@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.simulator.memo import memoise
 from meshwise.simulator.program import IntArray
 from meshwise.strategies.stages.division import FloatArray
 
@@ -148,8 +149,6 @@ class _StageCosts:
     def __init__(self, pools: DevicePools, stage: int) -> None:
         self.pools, self.stage = pools, stage
         self.widths: list[int] = pools.widths[stage].tolist()
-        self._figures: dict[Replicas, tuple[float, float, int]] = {}
-        self._send_times: dict[tuple[Replicas, Replicas], float] = {}
 
     def list_regions(self, region: int) -> list[int]:
         """Return the regions in which a stage behind one in a region may be."""
@@ -161,11 +160,7 @@ class _StageCosts:
 
     def extend(self, label: _Label, previous: Replicas, replicas: Replicas) -> _Label:
         """Return the label with the stage behind that of other replicas."""
-        if replicas not in self._figures:
-            places = [pool for pool, count in enumerate(replicas) if count]
-            time, sync = (float(table[self.stage, places].max()) for table in (self.pools.times, self.pools.sync_times))
-            self._figures[replicas] = time, sync, len(places)
-        time, sync, num_pools = self._figures[replicas]
+        time, sync, num_pools = self._find_figures(replicas)
         send_time = self._find_send_time(previous, replicas) if self.stage else 0.0
         return _Label(
             total=label.total + time + 2 * send_time,
@@ -176,12 +171,17 @@ class _StageCosts:
             replicas=(*label.replicas, replicas),
         )
 
+    @memoise
+    def _find_figures(self, replicas: Replicas) -> tuple[float, float, int]:
+        """Return the times of a microbatch and of the sum of gradients, and the number of pools."""
+        places = [pool for pool, count in enumerate(replicas) if count]
+        time, sync = (float(table[self.stage, places].max()) for table in (self.pools.times, self.pools.sync_times))
+        return time, sync, len(places)
+
+    @memoise
     def _find_send_time(self, senders: Replicas, receivers: Replicas) -> float:
-        key = senders, receivers
-        if key not in self._send_times:
-            table = self.pools.send_times[self.stage - 1]
-            self._send_times[key] = max(float(table[pair]) for pair in _list_pairs(senders, receivers))
-        return self._send_times[key]
+        table = self.pools.send_times[self.stage - 1]
+        return max(float(table[pair]) for pair in _list_pairs(senders, receivers))
 
 
 def _list_pairs(senders: Sequence[int], receivers: Sequence[int]) -> set[tuple[int, int]]:
