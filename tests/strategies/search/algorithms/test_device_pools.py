@@ -67,8 +67,7 @@ def test_sends_and_sums_go_at_the_rate_of_links() -> None:
 
 
 @pytest.mark.parametrize(("stages", "pipeline"), [("even", 1), ((2, 2), 2), ((1, 1, 1, 1), 4)])
-def test_least_times_order_degrees(stages: str | tuple[int, ...], pipeline: int) -> None:
-    # the fast node alone: one stage on two data ranks, two stages on one each
+def test_work_shared_by_speed_takes_less_than_even_stages(stages: str | tuple[int, ...], pipeline: int) -> None:
     pool_times = PoolTimes(mixed(devices=2, layers=4, batch=8, bandwidth=1e15))
     layout = Layout(data=4 // pipeline, pipeline=pipeline, stages=stages)
     # on all devices even stages are as slow as the slow node, and less work there is faster
