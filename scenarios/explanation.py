@@ -15,11 +15,10 @@ from meshwise.scenarios.files.reader import parse_document
 from meshwise.scenarios.fitting import NothingFits, build_shortfall_document, explain_shortfall, proves_nothing_fits
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import (
-    estimate_problem_risk,
     find_risk_limit,
     find_step_interval,
-    find_uncertainty,
 )
+from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory, forecast_plan, pick_judged
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
 from meshwise.scenarios.simulation import describe_plan_tables
@@ -51,7 +50,6 @@ from meshwise.strategies.explanation.sensitivity import (
     prices_of_rates,
     sensitivity,
 )
-from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.explanation.why_not import WhyNot, explain_why_not
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import recover_layout
@@ -137,7 +135,6 @@ class Explanation:
         self.time_left, self.tell = time_left, tell
         self.space = scenario.with_starts(scenario.make_space())
         self.costs = SimulatedCost(self.problem)
-        self.uncertainty: Uncertainty = find_uncertainty(self.problem, scenario.assumptions)
 
     def list_sections(self, plan: Plan | None) -> Iterator[Section]:
         """Yield the sections about a plan, by default about the best plan of the scenario's space.
@@ -152,7 +149,7 @@ class Explanation:
         given_trial = None
         if plan is not None:
             self.tell("the given plan")
-            if not self.costs.fits(plan):
+            if not self._fits(plan):
                 self.tell("what would make it fit")
                 raise self._explain_shortfall([recover_layout(self.problem, plan)])
             given_trial = self._evaluate_plan(plan)
@@ -200,7 +197,7 @@ class Explanation:
         table_trial = self._place_tables()
         self.ranking = self._rank_space([*plan_layouts, *best_layouts])
         self.tell("the fastest plan")
-        trials = [trial for trial in (table_trial, self.ranking.find_fastest(fits)) if trial is not None]
+        trials = [trial for trial in (table_trial, self._find_fastest()) if trial is not None]
         return min(trials, key=lambda trial: trial.evaluation.step_time, default=None)
 
     def _place_tables(self) -> Trial | None:
@@ -224,7 +221,7 @@ class Explanation:
         larger_trial = find_next_memory(self.ranking, trial)
         yield "shadow_prices", self._describe_prices(prices, trial, larger_trial)
         self.tell("what each decision is worth")
-        next_best = find_runner_up(self.ranking, trial, layout)
+        next_best = find_runner_up(self.ranking, trial, layout, self._fits)
         yield "runner_up", self._describe_alternative(next_best) if next_best else None
         topic_alternatives: dict[str, Alternative] = {}
         yield from self._yield_rows("decisions", self._list_decisions(trial, layout, topic_alternatives))
@@ -270,7 +267,7 @@ class Explanation:
         if result.best is None:
             raise OutOfTime
         self.ranking = self._rank_space([recover_layout(self.problem, result.best.plan)])
-        best_trial = self.ranking.find_fastest(fits)
+        best_trial = self._find_fastest()
         assert best_trial is not None  # the plan that the search found is ranked, and fits
         return best_trial
 
@@ -285,7 +282,7 @@ class Explanation:
     def _evaluate_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits; it may lie outside the space."""
         own_plan = self.scenario.plan
-        return self._evaluate_plan(own_plan) if own_plan is not None and self.costs.fits(own_plan) else None
+        return self._evaluate_plan(own_plan) if own_plan is not None and self._fits(own_plan) else None
 
     def _find_sayable_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits and the scenario's target, if it has one, can express it."""
@@ -298,6 +295,17 @@ class Explanation:
     def _evaluate_plan(self, plan: Plan) -> Trial:
         return Trial(plan, self.costs.evaluate(plan), 0.0)
 
+    def _forecast(self, plan: Plan) -> MemoryForecast:
+        return forecast_memory(self.costs, plan)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Return whether a plan fits, by the judgement of ``simulate`` and ``search``."""
+        return self._forecast(plan).fits
+
+    def _find_fastest(self) -> Trial | None:
+        """Return the fastest ranked plan that fits, judged as a search judges what it found."""
+        return pick_judged(self.costs, self.ranking.list_ascending(fits))
+
     def _find_layout(self, trial: Trial) -> Layout:
         plans = (
             (candidate.layout, self.ranking.complete_candidate(candidate)) for candidate in self.ranking.candidates
@@ -308,15 +316,18 @@ class Explanation:
 
     def _describe_trial(self, trial: Trial) -> dict[str, Any]:
         evaluation, device = trial.evaluation, self.problem.cluster.accelerator
+        forecast = self._forecast(trial.plan)
         return {
             "plan": trial.plan.describe(),
             "step_time": evaluation.step_time,
-            "step_time_interval": list(find_step_interval(self.problem, evaluation.step_time)),
+            "step_time_interval": list(
+                find_step_interval(self.problem, evaluation.step_time, self.scenario.assumptions)
+            ),
             "peak_memory": evaluation.peak_memory,
             "memory_capacity": device.memory,
             "memory_usable": self.problem.usable_memory(device),
-            "fits": evaluation.fits,
-            "out_of_memory": self.uncertainty.estimate_cluster_risk(self.problem.cluster, evaluation.peak_memory),
+            "fits": forecast.fits,
+            "out_of_memory": forecast.out_of_memory,
         }
 
     def _compare_trials(self, trial: Trial, other_trial: Trial) -> dict[str, Any]:
@@ -333,7 +344,7 @@ class Explanation:
         self, trial: Trial, layout: Layout, topic_alternatives: dict[str, Alternative]
     ) -> Iterator[dict[str, Any]]:
         """Yield for each topic the best plan that decides it otherwise; also add it to ``topic_alternatives``."""
-        for alternative in list_alternatives(self.ranking, trial, layout):
+        for alternative in list_alternatives(self.ranking, trial, layout, self._fits):
             topic_alternatives[alternative.topic] = alternative
             yield self._describe_alternative(alternative)
 
@@ -350,7 +361,9 @@ class Explanation:
             "outside_space": answer.is_outside,
             "limits": f"the limits in search.space{ability_text}",
             "broken_rules": [{"field": rule.field, "message": rule.message} for rule in answer.broken_rules],
-            "lacking": build_shortfall_document(self.problem, answer.shortfall) if answer.shortfall else None,
+            "lacking": build_shortfall_document(self.problem, answer.trial.plan, answer.shortfall)
+            if answer.shortfall and answer.trial
+            else None,
             "plan": self._describe_trial(answer.trial) if answer.trial else None,
             "is_explained": answer.trial is not None and answer.trial.plan == trial.plan,
             "margin": answer.margin,
@@ -409,13 +422,15 @@ class Explanation:
         }
 
     def _describe_tradeoff(self, tradeoff: Tradeoff) -> dict[str, Any]:
+        problem, plan = tradeoff.problem, tradeoff.trial.plan
+        forecast = self._forecast(plan) if problem is self.problem else forecast_plan(problem, plan)
         return {
             "plan": tradeoff.trial.plan.describe(),
             "step_time": tradeoff.trial.evaluation.step_time,
             "peak_memory": tradeoff.trial.evaluation.peak_memory,
-            "out_of_memory": estimate_problem_risk(self.problem, tradeoff.trial.evaluation.peak_memory),
+            "out_of_memory": forecast.out_of_memory,
             "devices": tradeoff.devices,
-            "fits": tradeoff.fits,
+            "fits": forecast.fits,
             "cost_per_million_tokens": tradeoff.cost * self.question.price,
         }
 

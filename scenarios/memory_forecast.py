@@ -6,8 +6,9 @@ what its ranks keep there. A search screens plans by their tensors and a margin
 (`meshwise.scenarios.intervals.with_margin`), for it looks at thousands; the judgement of what it found replays a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.mesh import PIPELINE, list_data_ranks
 from meshwise.strategies.plan.plan import Plan
@@ -46,7 +48,7 @@ class MemoryForecast:
     allocated_last: float
 
 
-def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str] = ()) -> MemoryForecast:
+def forecast_memory(costs: SimulatedCost, plan: Plan) -> MemoryForecast:
     """Return the memory of a plan in three ways, and whether it fits.
 
     Without a margin a plan fits where its tensors do: then predictions are trusted, and nothing is reserved beside
@@ -56,7 +58,7 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
     smallest = min(problem.cluster.accelerators, key=lambda device: device.memory)
     overhead = count_overhead(problem, plan)
     room = smallest.memory - overhead
-    uncertainty, limit = find_uncertainty(problem, assumptions), find_risk_limit(problem)
+    uncertainty, limit = find_uncertainty(problem), find_risk_limit(problem)
     peak = costs.peak_memory(plan)
     if costs.memory_needs_simulation(plan):
         # what the host takes and gives back depends on times, so that there is no order of allocations to replay
@@ -138,6 +140,19 @@ def forecast_plan(problem: Problem, plan: Plan) -> MemoryForecast:
     return forecast_memory(SimulatedCost(problem), plan)
 
 
+def pick_judged(costs: SimulatedCost, trials: Iterable[Trial]) -> Trial | None:
+    """Return the first trial that fits when it is replayed, where one of `MAX_JUDGED` does; else the first of all.
+
+    ``trials`` fit by their tensors, and the fastest is the first.
+    """
+    first_trial = None
+    for trial in islice(trials, MAX_JUDGED):
+        first_trial = first_trial or trial
+        if forecast_memory(costs, trial.plan).fits:
+            return trial
+    return first_trial
+
+
 def judge_result(costs: SimulatedCost, result: SearchResult) -> SearchResult:
     """Return the result of a search with the fastest plan that fits when it is replayed.
 
@@ -148,9 +163,7 @@ def judge_result(costs: SimulatedCost, result: SearchResult) -> SearchResult:
     fitting_trials = sorted(
         (trial for trial in result.trials if trial.evaluation.fits), key=lambda trial: trial.evaluation.step_time
     )
-    best = next(
-        (trial for trial in fitting_trials[:MAX_JUDGED] if forecast_memory(costs, trial.plan).fits), result.best
-    )
+    best = pick_judged(costs, fitting_trials) or result.best
     bound = result.lower_bound
     gap = None if result.gap is None or not bound else max((best.evaluation.step_time - bound) / bound, 0.0)
     return replace(result, best=best, gap=gap)

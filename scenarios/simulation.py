@@ -19,7 +19,7 @@ from meshwise.scenarios.intervals import (
     find_step_interval,
     peak_memory_interval,
 )
-from meshwise.scenarios.memory_forecast import forecast_memory
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
@@ -28,7 +28,6 @@ from meshwise.simulator.program import Category
 from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
-from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.loads.loaded_step import LoadedStep
 from meshwise.strategies.lowering.lower import lower
@@ -209,7 +208,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
     interval = find_step_interval(problem, timeline.step_time, assumptions)
-    forecast = forecast_memory(SimulatedCost(problem), plan, assumptions)
+    forecast = forecast_plan(problem, plan)
     return Simulation(
         problem=problem,
         plan=plan,

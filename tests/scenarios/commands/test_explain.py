@@ -270,3 +270,28 @@ def test_robust_choice(folder: Path, capsys) -> None:
     assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
     assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
     assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err
+
+
+NEAR_LIMIT = """\
+name: near the limit of memory
+model: {preset: llama3-8b}
+training: {global_batch: 128, sequence: 8320, precision: bf16, optimizer: adamw}
+cluster: {preset: dgx-h100, nodes: 1}
+plan: {data: 4, context: 2, microbatch: 1, zero: 1, recompute: {operators: [activation, input_norm, feed_forward_norm]}}
+search: {space: {data: [4], context: [2], tensor: [1], pipeline: [1], microbatch: [1], zero: [1]}}
+"""
+
+
+def test_search_simulate_and_explain_tell_one_risk_of_a_plan(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.yaml").write_text(NEAR_LIMIT)
+    assert run(["search", "near.yaml", "--json", "--out", "best.json"]) == 0
+    found = json.loads(capsys.readouterr().out)["best"]["evaluation"]
+    assert 0.01 < found["out_of_memory"] <= 0.05
+    assert run(["simulate", "near.yaml", "--plan", "best.json", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert run(["explain", "near.yaml", "--plan", "best.json", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)["plan"]
+    for name in ("out_of_memory", "peak_memory", "fits"):
+        assert found[name] == simulated[name] == explained[name]
+    assert list(simulated["step_time_interval"]) == explained["step_time_interval"]
