@@ -93,8 +93,10 @@ _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("mfu", "model FLOP utilisation", format_percent),
     ("fits", "fits in memory", format_truth),
     ("out_of_memory", "probability of running out of memory", format_percent),
-    ("peak_memory", "peak memory", format_size),
+    ("peak_memory", "peak memory of tensors and runtime", format_size),
     ("peak_memory_interval", "90 % of peaks", join_ends(format_size)),
+    ("peak_reserved", "reserved by the allocator", format_size),
+    ("peak_device", "taken of the device in all", format_size),
     ("memory_usable", "usable memory of a device", format_size),
     ("memory_capacity", "of the memory that is reported", format_size),
     ("bubble", "devices idle (bubble)", format_percent),
@@ -136,6 +138,7 @@ RANK_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
 )
 """The same for data ranks of equal loads."""
 _MAX_TABLES = 8
+_MAX_STAGES = 3
 _MAX_LINKS, _MAX_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
@@ -174,22 +177,68 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
         console.print(note, style="dim", highlight=False)
 
 
+def format_reserved(reserved: float, device: float) -> str:
+    """Return in words the bytes of the allocator's segments, and those of the whole device.
+
+    >>> format_reserved(71 * 2**30, 72 * 2**30)
+    '71 GiB by the allocator for the tensors; 72 GiB of the device, with runtime and communicators'
+    """
+    return (
+        f"{format_size(reserved)} by the allocator for the tensors; {format_size(device)} of the device, "
+        f"with runtime and communicators"
+    )
+
+
+def format_stages(row: Mapping[str, Any]) -> str:
+    """Return the stages of a row of memory: all of them, or of many the first two and the last.
+
+    >>> format_stages({"stage": 1, "stages": [1, 5, 9, 13]})
+    '1, 5, ... 13'
+    """
+    stages = [str(stage) for stage in row.get("stages") or [row.get("stage", _NONE)]]
+    return ", ".join(stages if len(stages) <= _MAX_STAGES else [*stages[:2], f"... {stages[-1]}"])
+
+
+def find_fullest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row of the ranks that use most of what is usable of their devices; an empty row for none."""
+    return max(rows, key=lambda row: float(row.get("peak", 0)) / (row.get("usable") or 1.0), default={})
+
+
+def format_fullest(row: Mapping[str, Any]) -> str:
+    """Return in words whose memory a row is, when its peak is and what runs then.
+
+    >>> row = {"rank": 8, "ranks": 4, "stages": [1], "peak_time": 0.5, "peak_operator": "backward, head"}
+    >>> format_fullest(row)
+    'rank 8 and 3 alike, stage 1, at 500 ms, in backward, head'
+    """
+    count = int(row.get("ranks", 1))
+    alike = f" and {count - 1:,} alike" if count > 1 else ""
+    rank = f"rank {row['rank']}{alike}, " if "rank" in row else ""
+    moment = f", at {format_time(row['peak_time'])}, in {row['peak_operator']}" if row.get("peak_operator") else ""
+    return f"{rank}{'stages' if len(row.get('stages') or ()) > 1 else 'stage'} {format_stages(row)}{moment}"
+
+
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
-    """Print memory by stage and category, equal rows once; peaks above ``capacity``, the usable bytes, are red."""
+    """Print memory by stage and category, equal rows once, and the fullest rank.
+
+    Peaks above the usable bytes of their devices, by default ``capacity``, are red.
+    """
+    usable_sizes = {float(usable) for stage in stages if (usable := stage.get("usable") or capacity)}
     columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
-    heading = "memory of one device by stage" + (f", of {format_size(capacity)} usable" if capacity else "")
+    usable_text = " or ".join(dict.fromkeys(map(format_size, sorted(usable_sizes))))
+    heading = "peak memory of one device by stage" + (f", of {usable_text} usable" if usable_sizes else "")
     table = _make_table(heading, ("stage", "right"), *((_MEMORY[key], "right") for key in columns))
     rows: dict[tuple[str, ...], bool] = {}
     for stage in stages:
-        cells = (_format_cell(stage.get("stage"), str), *(_format_cell(stage.get(key), format_size) for key in columns))
-        rows[cells] = capacity is not None and stage.get("peak", 0) > capacity
+        cells = (format_stages(stage), *(_format_cell(stage.get(key), format_size) for key in columns))
+        usable = stage.get("usable") or capacity
+        rows[cells] = rows.get(cells, False) or (bool(usable) and stage.get("peak", 0) > usable)
     for cells, exceeds_capacity in rows.items():
         table.add_row(*cells, style="red" if exceeds_capacity else None)
     console.print(table)
-    fullest = max(stages, key=lambda stage: stage.get("peak", 0), default={})
+    fullest = find_fullest(stages)
     if fullest.get("peak_operator"):
-        peak_time, peak_operator = format_time(fullest["peak_time"]), escape_markup(str(fullest["peak_operator"]))
-        console.print(f"fullest: stage {fullest.get('stage')} at {peak_time}, in {peak_operator}", highlight=False)
+        console.print(f"fullest: {escape_markup(format_fullest(fullest))}", highlight=False)
 
 
 def print_embedding_tables(console: Console, document: Mapping[str, Any]) -> None:

@@ -12,7 +12,13 @@ from typing import Any
 from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import parse_document
-from meshwise.scenarios.fitting import NothingFits, build_shortfall_document, explain_shortfall, proves_nothing_fits
+from meshwise.scenarios.fitting import (
+    NothingFits,
+    build_shortfall_document,
+    describe_peak,
+    explain_shortfall,
+    proves_nothing_fits,
+)
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import (
     find_risk_limit,
@@ -21,7 +27,7 @@ from meshwise.scenarios.intervals import (
 from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory, forecast_plan, pick_judged
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
-from meshwise.scenarios.simulation import describe_plan_tables
+from meshwise.scenarios.simulation import describe_plan_tables, list_stage_memory
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.program import collect_rarely
 from meshwise.simulator.units import format_size
@@ -178,15 +184,21 @@ class Explanation:
 
     def _describe_plan(self, trial: Trial) -> dict[str, Any]:
         """Return the section about the plan itself."""
-        document = {"document": trial.plan.to_json(), "most_out_of_memory": find_risk_limit(self.problem)}
+        document = {
+            "document": trial.plan.to_json(),
+            "peak_words": describe_peak(self.problem, trial.plan, trial.evaluation.peak_memory),
+            "most_out_of_memory": find_risk_limit(self.problem),
+        }
         return self._describe_trial(trial) | document
 
     def _describe_step(self, trial: Trial) -> Iterator[Section]:
-        """Yield where the time of a step goes: its critical path, and the time of its devices."""
+        """Yield what fills memory, and where the time of a step goes: its critical path, and the time of devices."""
+        timeline = simulate(lower(self.problem, trial.plan))
+        yield "memory", list(map(asdict, list_stage_memory(timeline)))
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.sum_by_kind(), "pipeline_rank": path.position, "stages": stages}
-        yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
+        yield "device_time", device_time(timeline)
         yield from describe_plan_tables(self.problem, trial.plan).items()
 
     def _find_best(self, plan: Plan | None) -> Trial | None:
@@ -315,7 +327,7 @@ class Explanation:
         )
 
     def _describe_trial(self, trial: Trial) -> dict[str, Any]:
-        evaluation, device = trial.evaluation, self.problem.cluster.accelerator
+        evaluation, devices = trial.evaluation, self.problem.cluster.accelerators
         forecast = self._forecast(trial.plan)
         return {
             "plan": trial.plan.describe(),
@@ -324,8 +336,10 @@ class Explanation:
                 find_step_interval(self.problem, evaluation.step_time, self.scenario.assumptions)
             ),
             "peak_memory": evaluation.peak_memory,
-            "memory_capacity": device.memory,
-            "memory_usable": self.problem.usable_memory(device),
+            "peak_reserved": forecast.reserved,
+            "peak_device": forecast.device,
+            "memory_capacity": min(device.memory for device in devices),
+            "memory_usable": min(self.problem.usable_memory(device) for device in devices),
             "fits": forecast.fits,
             "out_of_memory": forecast.out_of_memory,
         }
@@ -372,7 +386,7 @@ class Explanation:
         }
 
     def _describe_prices(self, prices: list[ShadowPrice], trial: Trial, larger_trial: Trial | None) -> dict[str, Any]:
-        device = self.problem.cluster.accelerator
+        forecast = self._forecast(trial.plan)
         rates = [price for price in prices if price.resource != "memory"]
         binding_price = max(rates, key=lambda price: price.saved_seconds)
         return {
@@ -389,7 +403,7 @@ class Explanation:
             ],
             "binding": binding_price.resource,
             "memory_binds": larger_trial is not None,
-            "memory_used": trial.evaluation.peak_memory / device.memory,
+            "memory_used": forecast.device / forecast.capacity,
             "next_memory": self._describe_trial(larger_trial) if larger_trial else None,
         }
 
@@ -397,7 +411,8 @@ class Explanation:
         for part in parts:
             self.tell(f"{part.name} 20 % off")
             yield self._describe_sensitivity(sensitivity(self.ranking, trial.plan, part))
-        words = format_size(self.problem.cluster.accelerator.memory)
+        devices = self.problem.cluster.accelerators
+        words = " and ".join(dict.fromkeys(format_size(device.memory) for device in devices))
         yield self._describe_sensitivity(memory_sensitivity(self.ranking, trial, words))
 
     def _describe_sensitivity(self, result: Sensitivity) -> dict[str, Any]:

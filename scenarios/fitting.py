@@ -12,6 +12,7 @@ from meshwise.scenarios.intervals import RISK, caches_blocks, with_margin
 from meshwise.scenarios.memory_forecast import forecast_plan, list_device_peaks
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import CostModel, Trial
@@ -175,12 +176,17 @@ def describe_peak(problem: Problem, plan: Plan, peak: float) -> str:
     devices = problem.cluster.accelerators
     if len({device.memory for device in devices}) > 1 and not SimulatedCost(problem).memory_needs_simulation(plan):
         return "; ".join(
-            f"{format_size(device_peak)} on {device.name} "
+            f"{_describe_tensors(device_peak, device)} on {device.name} "
             f"({describe_room(problem.usable_memory(device), device.memory)})"
             for device, device_peak in list_device_peaks(problem, plan).items()
         )
-    usable_memory, reported_memory = min((problem.usable_memory(device), device.memory) for device in devices)
-    return f"{format_size(peak)}; {describe_room(usable_memory, reported_memory)}"
+    device = min(devices, key=problem.usable_memory)
+    return f"{_describe_tensors(peak, device)}; {describe_room(problem.usable_memory(device), device.memory)}"
+
+
+def _describe_tensors(peak: float, device: Accelerator) -> str:
+    """Return a peak in words: bytes of tensors, and of what the runtime takes before the first of them."""
+    return f"{format_size(peak)} of tensors{' and runtime' if device.reserved else ''}"
 
 
 def describe_room(usable_memory: float, reported_memory: float) -> str:

@@ -36,6 +36,7 @@ MAX_JUDGED = 20
 class MemoryForecast:
     """Bytes of the fullest device of a plan: of tensors, reserved for them, and in all; and whether the plan fits.
 
+    ``capacity`` is the memory that the framework reports of that device.
     ``out_of_memory`` is the probability that a device lacks memory, ``allocated_last`` the tensors of the last pipeline
     rank.
     """
@@ -43,6 +44,7 @@ class MemoryForecast:
     allocated: float
     reserved: float
     device: float
+    capacity: float
     out_of_memory: float
     fits: bool
     allocated_last: float
@@ -59,7 +61,7 @@ def forecast_memory(costs: SimulatedCost, plan: Plan) -> MemoryForecast:
     overhead = count_overhead(problem, plan)
     room = smallest.memory - overhead
     uncertainty, limit = find_uncertainty(problem), find_risk_limit(problem)
-    peak = costs.peak_memory(plan)
+    peak, capacity = costs.peak_memory(plan), smallest.memory
     if costs.memory_needs_simulation(plan):
         # what the host takes and gives back depends on times, so that there is no order of allocations to replay
         allocated = peak - smallest.reserved
@@ -72,28 +74,29 @@ def forecast_memory(costs: SimulatedCost, plan: Plan) -> MemoryForecast:
         even_plan = plan.with_microbatch(max(plan.sizes))
         last = float(costs.costs.get_shared(PlanMemory).allocated(even_plan)[-1])
         if len({device.memory for device in problem.cluster.accelerators}) > 1:
-            allocated, reserved, risk = _judge_positions(costs, plan, uncertainty, overhead)
+            allocated, reserved, risk, capacity = _judge_positions(costs, plan, uncertainty, overhead)
     is_mixed = len(problem.cluster.accelerators) > 1
     # on devices of several kinds each position has room of its own
     fits = costs.fits(plan) if limit is None or is_mixed else risk <= limit and costs.hosts_fit(plan)
-    return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits, last)
+    return MemoryForecast(allocated, reserved, reserved + overhead, capacity, risk, fits, last)
 
 
 def _judge_positions(
     costs: SimulatedCost, plan: Plan, uncertainty: Uncertainty, overhead: int
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Return the bytes of tensors and of segments of the device that most likely lacks memory, and how likely it does.
 
-    Each rank is judged by the memory of its own device.
+    The last value is the memory of that device. Each rank is judged by the memory of its own device.
     """
     replay, rows = costs.costs.get_shared(PlanReplay), []
     for size in plan.sizes:
         rooms = list_position_memory(costs.problem, plan, size) - overhead
         for position, bytes_of in replay.reserve_by_position(plan.with_microbatch(size), rooms.tolist()).items():
             risk = uncertainty.estimate_replay_risk(bytes_of.least, rooms[position])
-            rows.append((risk, bytes_of.least / max(rooms[position], 1.0), bytes_of))
-    risk, _, bytes_of = max(rows)
-    return float(bytes_of.allocated), float(bytes_of.reserved), risk
+            room = float(rooms[position])
+            rows.append((risk, bytes_of.least / max(room, 1.0), bytes_of, room + overhead))
+    risk, _, bytes_of, capacity = max(rows)
+    return float(bytes_of.allocated), float(bytes_of.reserved), risk, capacity
 
 
 def list_position_memory(problem: Problem, plan: Plan, size: int) -> FloatArray:

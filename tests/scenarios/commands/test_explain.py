@@ -5,6 +5,7 @@ import pytest
 
 from meshwise.reports.explanation import explanation_lines
 from meshwise.scenarios.commands.main import run
+from meshwise.simulator.units import format_size
 
 SMALL = """\
 name: small
@@ -295,3 +296,17 @@ def test_search_simulate_and_explain_tell_one_risk_of_a_plan(tmp_path: Path, mon
     for name in ("out_of_memory", "peak_memory", "fits"):
         assert found[name] == simulated[name] == explained[name]
     assert list(simulated["step_time_interval"]) == explained["step_time_interval"]
+    for name in ("peak_reserved", "peak_device"):
+        assert simulated[name] == explained[name]
+
+
+def test_memory_is_told_as_what_it_is_and_of_which_rank(folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    text = "\n".join(explanation_lines(found))
+    plan, rows = found["plan"], found["memory"]
+    assert "of tensors and runtime; usable are" in text
+    assert f"{format_size(plan['peak_reserved'])} by the allocator for the tensors" in text
+    assert f"{format_size(plan['peak_device'])} of the device, with runtime and communicators" in text
+    assert "peak memory of the fullest rank: rank 0 and 15 alike, stage 0, at " in text
+    assert max(row["peak"] for row in rows) == plan["peak_memory"]
