@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from meshwise.strategies.plan.layout import Layout, Violation
-from meshwise.strategies.plan.mesh import EXPERT, nearest_divisor
+from meshwise.strategies.plan.mesh import EXPERT
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -78,6 +78,5 @@ def _placement_violations(layout: Layout, table: Table, placement: TablePlacemen
         rule = f"{table.name}: device is below data({layout.data})"
         yield Violation(field, f"{rule}, met {placement.device}; nearest: {layout.data - 1}")
     if placement.cut is TableCut.COLUMNS and table.width % layout.data:
-        nearest = nearest_divisor(table.width, layout.data)
         rule = f"{table.name}: data({layout.data}) divides the columns({table.width})"
-        yield Violation(field, f"{rule}; nearest: rows, or data: {nearest}")
+        yield Violation(field, f"{rule}; nearest: rows")

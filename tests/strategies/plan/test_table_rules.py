@@ -55,7 +55,7 @@ def test_rows_over_all_data_ranks_are_legal() -> None:
         (
             {"data": 3, "placement": (0, 1, 2), "microbatch": 4, "embeddings": parse_embeddings("columns")},
             "embeddings.default",
-            "table_0: data(3) divides the columns(16); nearest: rows, or data: 2",
+            "table_0: data(3) divides the columns(16); nearest: rows",
         ),
         (
             {"embeddings": parse_embeddings("node_rows")},
