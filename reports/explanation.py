@@ -91,7 +91,7 @@ def _table_lines(document: Data) -> Iterator[str]:
         rate = "" if row["hit_rate"] is None else f", {row['hit_rate']:.1%} of look-ups found there"
         yield f"  {row['name']:<12} {format_size(row['size']):>9}  {row['placement']}{rate}"
     if hidden := rows[MOST_TABLES:]:
-        yield f"  and {len(hidden)} more, {format_size(sum(row['size'] for row in hidden))} in all"
+        yield f"  and {len(hidden)} more, {format_size(sum(row['size'] for row in hidden))} in all (--json shows all)"
     loads = {rank: load for load in document["devices"] for rank in load["ranks"]}
     fullest, busiest = document["most_memory"], document["most_work"]
     kept, read = format_size(loads[fullest]["kept"]), format_size(loads[busiest]["read"])

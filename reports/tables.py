@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwise.simulator.files import escape_text
-from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_count, format_size, format_time
 
 Formatter = Callable[[Any], str]
 _NONE = "-"
@@ -156,7 +156,7 @@ def list_result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool = False) -> None:
     """Print the result of ``simulate --json``: figures, exposed communication, memory by stage, links, assumptions.
 
-    Only the first few assumptions are printed unless ``verbose``.
+    Only the first few assumptions and embedding tables are printed unless ``verbose``.
     """
     table = _make_table("one training step", ("", "left"), ("", "right"))
     for name, value in list_result_rows(result):
@@ -165,7 +165,7 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
     if result.get("memory"):
         print_memory(console, result["memory"], result.get("memory_usable", result.get("memory_capacity")))
     if result.get("embedding_tables"):
-        print_embedding_tables(console, result["embedding_tables"])
+        print_embedding_tables(console, result["embedding_tables"], verbose=verbose)
     if result.get("links"):
         print_links(console, result["links"])
     assumptions = result.get("assumptions") or ()
@@ -241,19 +241,30 @@ def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity
         console.print(f"fullest: {escape_markup(format_fullest(fullest))}", highlight=False)
 
 
-def print_embedding_tables(console: Console, document: Mapping[str, Any]) -> None:
-    """Print how embedding tables lie, the largest ones, and what data ranks have of them; equal ranks in one row."""
+def print_embedding_tables(console: Console, document: Mapping[str, Any], *, verbose: bool = False) -> None:
+    """Print how embedding tables lie, and what data ranks have of them; equal ranks in one row.
+
+    Only the largest tables, and the first of many rows of ranks, are printed unless ``verbose``.
+    """
     tables, devices = document["tables"], document["devices"]
+    num_shown = max(len(tables), len(devices)) if verbose else _MAX_TABLES
+    hidden_tables, hidden_devices = tables[num_shown:], devices[num_shown:]
+    hidden_texts = []
+    if hidden_tables:
+        size = format_size(sum(row["size"] for row in hidden_tables))
+        hidden_texts.append(f"{format_count(len(hidden_tables), 'smaller table')}, {size} in all")
+    if hidden_devices:
+        hidden_texts.append(f"{sum(len(row['ranks']) for row in hidden_devices)} more data ranks")
     for heading, columns, rows in (
-        ("embedding tables", TABLE_COLUMNS, tables[:_MAX_TABLES]),
-        ("data ranks by their tables", RANK_COLUMNS, devices[:_MAX_TABLES]),
+        ("embedding tables", TABLE_COLUMNS, tables[:num_shown]),
+        ("data ranks by their tables", RANK_COLUMNS, devices[:num_shown]),
     ):
         table = _make_table(heading, *((name, "left" if key == columns[0][0] else "right") for key, name, _ in columns))
         for row in rows:
             table.add_row(*(escape_markup(_format_cell(row[key], formatter)) for key, _, formatter in columns))
         console.print(table)
-    if hidden := tables[_MAX_TABLES:]:
-        console.print(f"... and {len(hidden)} smaller tables, {format_size(sum(row['size'] for row in hidden))} in all")
+    if hidden_texts:
+        console.print(f"... and {' and '.join(hidden_texts)} (--verbose or --json shows all)")
     fullest, busiest = document["most_memory"], document["most_work"]
     console.print(f"data rank {fullest} keeps most of the tables, and rank {busiest} reads and writes most")
 

@@ -39,6 +39,21 @@ def test_simulate_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["name"] for row in document["tables"]] == ["table_0", "table_1"]
 
 
+def test_verbose_shows_all_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "many.yaml"
+    sizes, hots = [1000 * (n + 1) for n in range(11)], [1] * 11
+    text = SCENARIO.replace("rows: [300000, 20000], hots: [4, 1]", f"rows: {sizes}, hots: {hots}")
+    path.write_text(text.replace("EMBEDDINGS", "table").replace("POPULARITY", "popularity: 1.1"))
+    assert run(["simulate", str(path)]) == 0
+    few = capsys.readouterr().out
+    assert (
+        few.count("│ table_") == 8 and "... and 3 smaller tables, " in few and "(--verbose or --json shows all)" in few
+    )
+    assert run(["simulate", str(path), "--verbose"]) == 0
+    every = capsys.readouterr().out
+    assert every.count("│ table_") == 11 and "smaller table" not in every and "more data ranks" not in every
+
+
 def test_without_shared_tables_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedding_tables" not in print_json(capsys, "simulate", write_scenario(tmp_path, "replicated"))
 
