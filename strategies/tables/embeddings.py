@@ -110,7 +110,8 @@ class TablePlacement:
         return values["cut"] if len(values) == 1 else values
 
     def __str__(self) -> str:
-        device_text = "" if self.device is None else f" on device {self.device}"
+        place_text = "the node of " if self.cut is TableCut.NODE_ROWS else ""
+        device_text = "" if self.device is None else f" on {place_text}device {self.device}"
         cache_text = "" if self.cache is None else f" on hosts, {self.cache:.4g} cached"
         return f"{self.cut}{device_text}{cache_text}"
 

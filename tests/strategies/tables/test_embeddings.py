@@ -65,3 +65,8 @@ def test_a_word_is_for_all_tables() -> None:
 def test_wrong_documents_get_one_message(document: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         parse_embeddings(document)
+
+
+def test_a_device_of_rows_of_a_node_stands_for_its_node() -> None:
+    assert str(TablePlacement(TableCut.NODE_ROWS, device=8)) == "node_rows on the node of device 8"
+    assert str(TablePlacement(TableCut.TABLE, device=8)) == "table on device 8"
