@@ -75,8 +75,8 @@ def test_explain_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("embeddings", "popularity", "message"),
     [
         ("{table_7: rows}", "popularity: 1", "plan.embeddings.table_7: names a table, of table_0, table_1, or default"),
-        ("row", "popularity: 1", "plan.embeddings: default: is one of replicated, sparse, table, rows"),
-        ("{default: {cache: 0.5}}", "popularity: 1", "plan.embeddings: default: cache is of a table with placement:"),
+        ("row", "popularity: 1", "plan.embeddings: is one of replicated, sparse, table, rows"),
+        ("{default: {cache: 0.5}}", "popularity: 1", "plan.embeddings.default.cache: is of a table with placement:"),
         ("node_rows", "popularity: 1", "plan.embeddings: node_rows needs ranks in order on all devices of several"),
         ("rows", "popularity: -1", "model.popularity: is at least 0.0, met -1; nearest: 0.0"),
     ],
@@ -88,6 +88,20 @@ def test_wrong_words_end_with_2_and_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert any(message in line for line in lines), lines
     assert "Traceback" not in "".join(lines)
+
+
+def test_all_faults_of_tables_are_told_at_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embeddings = "{table_0: {cut: row, cache: 2}, table_1: {cut: rows, device: 1}, optimizer: adamw, pipelined: 7}"
+    path = write_scenario(tmp_path, embeddings)
+    assert run(["validate", path]) == 2
+    lines = [line.removeprefix(f"{path}:") for line in capsys.readouterr().err.splitlines()]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["6:57", "plan.embeddings.table_0.cut"],
+        ["6:67", "plan.embeddings.table_0.cache"],
+        ["6:99", "plan.embeddings.table_1.device"],
+        ["6:111", "plan.embeddings.optimizer"],
+        ["6:129", "plan.embeddings.pipelined"],
+    ]
 
 
 def test_other_models_have_no_popularity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

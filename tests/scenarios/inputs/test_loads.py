@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwise import ScenarioError, load
+from meshwise.scenarios.files.reader import MAX_FAULTS
 from meshwise.scenarios.inputs.loads import read_lengths
 from meshwise.strategies.loads.lengths import Lengths
 from meshwise.strategies.loads.loads import Loads, Stragglers
@@ -71,6 +72,18 @@ def test_a_line_without_a_length_is_told(text: str, message: str) -> None:
     Path("lengths").write_text(text)
     with pytest.raises(ScenarioError, match=message):
         read_loads(training=", sequence_lengths: lengths")
+
+
+def test_all_lines_without_a_length_are_told() -> None:
+    Path("lengths").write_text("length,count\n16,0\n32,1\nx,y\n")
+    with pytest.raises(ScenarioError) as caught:
+        read_loads(training=", sequence_lengths: lengths")
+    told = [(fault.line, fault.message.split(" ")[0]) for fault in caught.value.faults]
+    assert told == [(2, "count"), (4, "length"), (4, "count")]
+    Path("lengths").write_text("length,count\n" + "x,y\n" * 1000)
+    with pytest.raises(ScenarioError) as caught:
+        read_loads(training=", sequence_lengths: lengths")
+    assert len(caught.value.faults) == MAX_FAULTS
 
 
 def test_what_varies_is_read() -> None:
