@@ -246,7 +246,8 @@ def _outcome_text(outcome: Data) -> str:
 
 
 def _device_front_lines(candidates: list[Data]) -> Iterator[str]:
-    yield "fewer devices: step time and cost of a million tokens (device-hours, or in the price given)"
+    unit = next((candidate["unit"] for candidate in candidates if "unit" in candidate), "tokens")
+    yield f"fewer devices: step time and cost of a million {unit} (device-hours, or in the price given)"
     for candidate in candidates:
         if not candidate["fits"]:
             reason = "nothing fits" if candidate["among"]["whole"] else "no known plan fits, nor one near it"

@@ -87,8 +87,8 @@ def format_ranges(numbers: Sequence[int]) -> str:
 _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("step_time", "step time", format_time),
     ("step_time_interval", "90 % of steps like it", join_ends(format_time)),
-    ("tokens_per_second", "tokens per second", format_number),
-    ("tokens_per_second_per_device", "tokens per second and device", format_number),
+    ("tokens_per_second", "UNIT per second", format_number),
+    ("tokens_per_second_per_device", "UNIT per second and device", format_number),
     ("model_flops_per_second_per_device", "model FLOP/s per device", format_compute_rate),
     ("mfu", "model FLOP utilisation", format_percent),
     ("fits", "fits in memory", format_truth),
@@ -148,7 +148,8 @@ def list_result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name, formatter in _RESULT:
         if key in result:
             runs = result.get(f"{key}_runs")
-            yield f"{name} of {runs}" if runs else name, _format_cell(result[key], formatter)
+            title = name.replace("UNIT", result.get("unit", "tokens"))
+            yield f"{title} of {runs}" if runs else title, _format_cell(result[key], formatter)
     for kind, seconds in (result.get("exposed_communication") or {}).items():
         yield f"exposed {kind}", _format_cell(seconds, format_time)
 

@@ -445,6 +445,7 @@ class Explanation:
             "peak_memory": tradeoff.trial.evaluation.peak_memory,
             "out_of_memory": forecast.out_of_memory,
             "devices": tradeoff.devices,
+            "unit": problem.training.unit,
             "fits": forecast.fits,
             "cost_per_million_tokens": tradeoff.cost * self.question.price,
         }

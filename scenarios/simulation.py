@@ -82,12 +82,13 @@ class Simulation:
     Intervals contain 90 % of the runs of publishers that are left out (`meshwise.scenarios.intervals`). ``fits`` says
     whether every host has enough memory, and every device including what the allocator reserves beside tensors;
     ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
-    when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
+    when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers.
+    ``tokens_per_second`` are samples where a sample is not a sequence of tokens (``unit`` of `to_json`).
     ``memory_capacity`` is the memory of the smallest device that the framework reports, and ``memory_usable`` the
     largest ``peak_memory`` that a search takes there. ``peak_memory`` is of tensors, and of what the runtime takes
-    before the first. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
-    ``wall_time`` the seconds that the simulation took. ``loads`` are step times under loads that vary, where the
-    scenario has some; all other figures are of a step of full sequences.
+    before the first. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program, ``wall_time`` the
+    seconds that the simulation took. ``loads`` are step times under loads that vary, where the scenario has some; all
+    other figures are of a step of full sequences.
     """
 
     problem: Problem
@@ -131,6 +132,7 @@ class Simulation:
         scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in excluded_names}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
         tables = {
+            "unit": self.problem.training.unit,
             "memory": list(map(asdict, self.memory)),
             "exposed_communication": dict(self.exposed_communication),
             "links": list(map(asdict, self.links)),

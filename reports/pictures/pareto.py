@@ -103,7 +103,7 @@ def _draw_devices(ax: Axes, candidates: Sequence[Data]) -> None:
     ys = [candidate["step_time"] / unit for candidate in candidates]
     ax.plot(xs, ys, "o-", color=SERIES[1], markersize=9, linewidth=1.6)
     for x, y, candidate in zip(xs, ys, candidates, strict=True):
-        words = f"{candidate['cost_per_million_tokens']:.3g} a million tokens"
+        words = f"{candidate['cost_per_million_tokens']:.3g} a million {candidate.get('unit', 'tokens')}"
         ax.annotate(words, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10, color=INK)
     ax.set_xscale("log")
     ax.set_yscale("log")

@@ -39,6 +39,17 @@ def test_simulate_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["name"] for row in document["tables"]] == ["table_0", "table_1"]
 
 
+def test_throughput_of_a_recommender_counts_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_scenario(tmp_path, "rows")
+    assert run(["simulate", path]) == 0
+    printed = capsys.readouterr().out
+    assert "│ samples per second " in printed and "samples per second and device" in printed
+    assert "tokens per second" not in printed
+    document = print_json(capsys, "simulate", path)
+    assert document["unit"] == "samples"
+    assert document["tokens_per_second"] == pytest.approx(1024 / document["step_time"])
+
+
 def test_verbose_shows_all_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "many.yaml"
     sizes, hots = [1000 * (n + 1) for n in range(11)], [1] * 11
