@@ -32,7 +32,7 @@ from meshwise.simulator.engine import simulate
 from meshwise.simulator.program import collect_rarely
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.alternatives import (
     Alternative,
     Tradeoff,
@@ -305,7 +305,9 @@ class Explanation:
         return own_trial if is_sayable else None
 
     def _evaluate_plan(self, plan: Plan) -> Trial:
-        return Trial(plan, self.costs.evaluate(plan), 0.0)
+        # a search gives no time to plans beyond its margin, and some of them fit when they are replayed
+        evaluation = Evaluation(self.costs.step_time(plan), self.costs.peak_memory(plan), self._fits(plan))
+        return Trial(plan, evaluation, 0.0)
 
     def _forecast(self, plan: Plan) -> MemoryForecast:
         return forecast_memory(self.costs, plan)

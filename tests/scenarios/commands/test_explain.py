@@ -310,3 +310,21 @@ def test_memory_is_told_as_what_it_is_and_of_which_rank(folder: Path, capsys) ->
     assert f"{format_size(plan['peak_device'])} of the device, with runtime and communicators" in text
     assert "peak memory of the fullest rank: rank 0 and 15 alike, stage 0, at " in text
     assert max(row["peak"] for row in rows) == plan["peak_memory"]
+
+
+def test_a_plan_beyond_the_margin_of_a_search_that_fits_when_replayed_is_explained(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(
+        "{data: 32, tensor: 8, pipeline: 4, schedule: interleaved, chunks: 12, microbatch: 4, zero: 1, "
+        "sequence_parallel: true, overlap_tensor: true}"
+    )
+    assert run(["simulate", "gpt3-175b-1024-a100", "--plan", "plan.yaml", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["peak_memory"] > simulated["memory_usable"] and simulated["fits"]
+    # time runs out after the sections about the plan itself
+    run(["explain", "gpt3-175b-1024-a100", "--plan", "plan.yaml", "--json", "--seconds", "3"])
+    explained = json.loads(capsys.readouterr().out)["plan"]
+    for name in ("step_time", "out_of_memory", "peak_memory", "fits"):
+        assert simulated[name] == explained[name]
