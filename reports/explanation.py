@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from meshwise.reports.tables import find_fullest, format_fullest, format_reserved
 from meshwise.simulator.units import format_count, format_duration, format_size, format_time
 from meshwise.strategies.explanation.uncertainty import format_limit, format_risk
 
@@ -59,12 +60,11 @@ def robust_lines(robust: Data) -> Iterator[str]:
 
 def _plan_lines(plan: Data) -> Iterator[str]:
     low, high = map(format_time, plan["step_time_interval"])
-    used_share = plan["peak_memory"] / plan["memory_capacity"]
     yield f"plan         {plan['plan']}"
     yield f"step time    {format_time(plan['step_time'])}; 90 % of runs between {low} and {high}"
-    peak, capacity = format_size(plan["peak_memory"]), format_size(plan["memory_capacity"])
-    risk = f"{format_risk(plan['out_of_memory'])} ({format_limit(plan['most_out_of_memory'])})"
-    yield f"peak memory  {peak} of {capacity} ({used_share:.1%}), usable {format_size(plan['memory_usable'])}; {risk}"
+    yield f"peak memory  {plan['peak_words']}"
+    yield f"reserved     {format_reserved(plan['peak_reserved'], plan['peak_device'])}"
+    yield f"risk         {format_risk(plan['out_of_memory'])} ({format_limit(plan['most_out_of_memory'])})"
     yield from (f"among        {line}" for line in _compared_lines(plan.get("among")))
 
 
@@ -91,11 +91,20 @@ def _table_lines(document: Data) -> Iterator[str]:
         rate = "" if row["hit_rate"] is None else f", {row['hit_rate']:.1%} of look-ups found there"
         yield f"  {row['name']:<12} {format_size(row['size']):>9}  {row['placement']}{rate}"
     if hidden := rows[MOST_TABLES:]:
-        yield f"  and {len(hidden)} more, {format_size(sum(row['size'] for row in hidden))} in all"
+        yield f"  and {len(hidden)} more, {format_size(sum(row['size'] for row in hidden))} in all (--json shows all)"
     loads = {rank: load for load in document["devices"] for rank in load["ranks"]}
     fullest, busiest = document["most_memory"], document["most_work"]
     kept, read = format_size(loads[fullest]["kept"]), format_size(loads[busiest]["read"])
     yield f"  data rank {fullest} keeps most, {kept}; rank {busiest} reads and writes most, {read} a microbatch"
+
+
+def _memory_lines(rows: list[Data]) -> Iterator[str]:
+    """Yield which rank is fullest, and what fills its device at the peak."""
+    row = find_fullest(rows)
+    yield f"peak memory of the fullest rank: {format_fullest(row)}"
+    sizes = {name: row[name] for name in ("parameters", "gradients", "optimizer", "activations", "buffers")}
+    for name, size in sizes.items():
+        yield f"  {name:<31}{format_size(size):>10}{size / row['peak']:>8.1%}"
 
 
 def _device_time_lines(kind_seconds: Data) -> Iterator[str]:
@@ -169,12 +178,13 @@ def _shadow_price_lines(prices: Data) -> Iterator[str]:
         saving = f"{format_time(price['saves'])} ({price['fraction']:.2%})" if price["saves"] else "nothing"
         plan = f": {price['plan']}" if price["plan"] else ""
         yield f"  {price['resource']:<22}{price['amount']:>14}  +{price['more']:<6} saves {saving}{plan}"
-    yield f"binding: {prices['binding']}; memory is {prices['memory_used']:.1%} full"
+    yield f"binding: {prices['binding']}; memory is {prices['memory_used']:.1%} of the fullest device"
     if prices["next_memory"]:
         larger_memory = prices["next_memory"]
         time = format_time(larger_memory["step_time"])
         size, risk = format_size(larger_memory["peak_memory"]), format_risk(larger_memory["out_of_memory"])
-        yield f"memory binds too: with {size} a device {time} ({risk} on what there is): {larger_memory['plan']}"
+        room = f"with {size} usable of a device"
+        yield f"memory binds too: {room} {time} ({risk} on what there is): {larger_memory['plan']}"
     else:
         yield "memory does not bind: none of these plans that needs more is faster"
 
@@ -187,7 +197,10 @@ def _runner_up_lines(runner_up: Data) -> Iterator[str]:
 
 
 def _decision_lines(decisions: list[Data]) -> Iterator[str]:
-    yield "what each decision is worth: the fastest plan of those looked at that decides it otherwise"
+    yield (
+        "what each decision is worth: the fastest plan of those looked at that decides it otherwise, "
+        "with its peak memory"
+    )
     for decision in decisions:
         name, margin = decision["decision"], decision["margin"]
         peak, risk = format_size(decision["peak_memory"]), decision["out_of_memory"]
@@ -203,7 +216,7 @@ def _recommendation_lines(guidelines: list[Data]) -> Iterator[str]:
 
 
 def _memory_front_lines(candidates: list[Data]) -> Iterator[str]:
-    yield "step time against memory (Pareto front)"
+    yield "step time against peak memory (Pareto front)"
     for candidate in candidates:
         mark = "" if candidate["fits"] else "  does not fit"
         time, peak = format_time(candidate["step_time"]), format_size(candidate["peak_memory"])
@@ -233,7 +246,8 @@ def _outcome_text(outcome: Data) -> str:
 
 
 def _device_front_lines(candidates: list[Data]) -> Iterator[str]:
-    yield "fewer devices: step time and cost of a million tokens (device-hours, or in the price given)"
+    unit = next((candidate["unit"] for candidate in candidates if "unit" in candidate), "tokens")
+    yield f"fewer devices: step time and cost of a million {unit} (device-hours, or in the price given)"
     for candidate in candidates:
         if not candidate["fits"]:
             reason = "nothing fits" if candidate["among"]["whole"] else "no known plan fits, nor one near it"
@@ -270,6 +284,7 @@ def _replan_lines(replan: Data) -> Iterator[str]:
 
 _SECTIONS: dict[str, Callable[[Any], Iterator[str]]] = {
     "plan": _plan_lines,
+    "memory": _memory_lines,
     "critical_path": _critical_path_lines,
     "device_time": _device_time_lines,
     "embedding_tables": _table_lines,

@@ -21,11 +21,15 @@ def list_loads_rows(loads: Data) -> Iterator[tuple[str, str]]:
             parts = [f"{format_time(seconds)} for {cause}" for cause, seconds in loads[name].items()]
             yield f"waiting at {place}", f"of {step}, {' and '.join(parts)}"
     if loads["padding"] is not None:
-        tokens = format_number(loads["tokens_per_second"])
+        tokens = f"{_format_throughput(loads)} ({format_time(1e6 / loads['tokens_per_second'])} a million)"
         cut = f"; {format_percent(loads['cut'])} of samples are cut to the sequence" if loads["cut"] else ""
         yield (
             "samples",
-            f"{tokens} tokens a second, {format_percent(loads['padding'])} of what is computed is padding{cut}",
+            f"{tokens}, {format_percent(loads['padding'])} of what is computed is padding{cut}",
+        )
+        yield (
+            "to compare",
+            "tokens of samples a second, not seconds a step: packed steps have more samples than padded ones",
         )
     yield "peak memory", f"{format_size(loads['peak_memory'])}, were all microbatches as large as the largest drawn"
 
@@ -41,4 +45,10 @@ def loaded_choice_lines(choice: Data) -> Iterator[str]:
     for place, plan in enumerate(ranked):
         median, full = format_time(plan["loads"]["median"]), format_time(plan["step_time"])
         mark, high = "*" if place == 0 else " ", format_time(plan["loads"]["high"])
-        yield f" {mark}{high:>9} (median {median}; {full} with full sequences): {plan['plan']}"
+        tokens = "" if plan["loads"]["padding"] is None else f", {_format_throughput(plan['loads'])}"
+        yield f" {mark}{high:>9} (median {median}{tokens}; {full} with full sequences): {plan['plan']}"
+
+
+def _format_throughput(loads: Data) -> str:
+    """Return the tokens of samples a second, without those of padding."""
+    return f"{format_number(loads['tokens_per_second'])} tokens of samples a second"

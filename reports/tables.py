@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwise.simulator.files import escape_text
-from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_size, format_time
+from meshwise.simulator.units import format_bandwidth, format_compute_rate, format_count, format_size, format_time
 
 Formatter = Callable[[Any], str]
 _NONE = "-"
@@ -87,14 +87,16 @@ def format_ranges(numbers: Sequence[int]) -> str:
 _RESULT: tuple[tuple[str, str, Formatter], ...] = (
     ("step_time", "step time", format_time),
     ("step_time_interval", "90 % of steps like it", join_ends(format_time)),
-    ("tokens_per_second", "tokens per second", format_number),
-    ("tokens_per_second_per_device", "tokens per second and device", format_number),
+    ("tokens_per_second", "UNIT per second", format_number),
+    ("tokens_per_second_per_device", "UNIT per second and device", format_number),
     ("model_flops_per_second_per_device", "model FLOP/s per device", format_compute_rate),
     ("mfu", "model FLOP utilisation", format_percent),
     ("fits", "fits in memory", format_truth),
     ("out_of_memory", "probability of running out of memory", format_percent),
-    ("peak_memory", "peak memory", format_size),
+    ("peak_memory", "peak memory of tensors and runtime", format_size),
     ("peak_memory_interval", "90 % of peaks", join_ends(format_size)),
+    ("peak_reserved", "reserved by the allocator", format_size),
+    ("peak_device", "taken of the device in all", format_size),
     ("memory_usable", "usable memory of a device", format_size),
     ("memory_capacity", "of the memory that is reported", format_size),
     ("bubble", "devices idle (bubble)", format_percent),
@@ -136,6 +138,7 @@ RANK_COLUMNS: tuple[tuple[str, str, Formatter], ...] = (
 )
 """The same for data ranks of equal loads."""
 _MAX_TABLES = 8
+_MAX_STAGES = 3
 _MAX_LINKS, _MAX_ASSUMPTIONS = 6, 5
 _NUMBER_OR_DIRECTION = re.compile(r"\d+| (in|out|up|down)$|[+-]$")
 
@@ -145,7 +148,8 @@ def list_result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, name, formatter in _RESULT:
         if key in result:
             runs = result.get(f"{key}_runs")
-            yield f"{name} of {runs}" if runs else name, _format_cell(result[key], formatter)
+            title = name.replace("UNIT", result.get("unit", "tokens"))
+            yield f"{title} of {runs}" if runs else title, _format_cell(result[key], formatter)
     for kind, seconds in (result.get("exposed_communication") or {}).items():
         yield f"exposed {kind}", _format_cell(seconds, format_time)
 
@@ -153,7 +157,7 @@ def list_result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool = False) -> None:
     """Print the result of ``simulate --json``: figures, exposed communication, memory by stage, links, assumptions.
 
-    Only the first few assumptions are printed unless ``verbose``.
+    Only the first few assumptions and embedding tables are printed unless ``verbose``.
     """
     table = _make_table("one training step", ("", "left"), ("", "right"))
     for name, value in list_result_rows(result):
@@ -162,7 +166,7 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
     if result.get("memory"):
         print_memory(console, result["memory"], result.get("memory_usable", result.get("memory_capacity")))
     if result.get("embedding_tables"):
-        print_embedding_tables(console, result["embedding_tables"])
+        print_embedding_tables(console, result["embedding_tables"], verbose=verbose)
     if result.get("links"):
         print_links(console, result["links"])
     assumptions = result.get("assumptions") or ()
@@ -174,37 +178,94 @@ def print_result(console: Console, result: Mapping[str, Any], *, verbose: bool =
         console.print(note, style="dim", highlight=False)
 
 
+def format_reserved(reserved: float, device: float) -> str:
+    """Return in words the bytes of the allocator's segments, and those of the whole device.
+
+    >>> format_reserved(71 * 2**30, 72 * 2**30)
+    '71 GiB by the allocator for the tensors; 72 GiB of the device, with runtime and communicators'
+    """
+    return (
+        f"{format_size(reserved)} by the allocator for the tensors; {format_size(device)} of the device, "
+        f"with runtime and communicators"
+    )
+
+
+def format_stages(row: Mapping[str, Any]) -> str:
+    """Return the stages of a row of memory: all of them, or of many the first two and the last.
+
+    >>> format_stages({"stage": 1, "stages": [1, 5, 9, 13]})
+    '1, 5, ... 13'
+    """
+    stages = [str(stage) for stage in row.get("stages") or [row.get("stage", _NONE)]]
+    return ", ".join(stages if len(stages) <= _MAX_STAGES else [*stages[:2], f"... {stages[-1]}"])
+
+
+def find_fullest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row of the ranks that use most of what is usable of their devices; an empty row for none."""
+    return max(rows, key=lambda row: float(row.get("peak", 0)) / (row.get("usable") or 1.0), default={})
+
+
+def format_fullest(row: Mapping[str, Any]) -> str:
+    """Return in words whose memory a row is, when its peak is and what runs then.
+
+    >>> row = {"rank": 8, "ranks": 4, "stages": [1], "peak_time": 0.5, "peak_operator": "backward, head"}
+    >>> format_fullest(row)
+    'rank 8 and 3 alike, stage 1, at 500 ms, in backward, head'
+    """
+    count = int(row.get("ranks", 1))
+    alike = f" and {count - 1:,} alike" if count > 1 else ""
+    rank = f"rank {row['rank']}{alike}, " if "rank" in row else ""
+    moment = f", at {format_time(row['peak_time'])}, in {row['peak_operator']}" if row.get("peak_operator") else ""
+    return f"{rank}{'stages' if len(row.get('stages') or ()) > 1 else 'stage'} {format_stages(row)}{moment}"
+
+
 def print_memory(console: Console, stages: Sequence[Mapping[str, Any]], capacity: float | None = None) -> None:
-    """Print memory by stage and category, equal rows once; peaks above ``capacity``, the usable bytes, are red."""
+    """Print memory by stage and category, equal rows once, and the fullest rank.
+
+    Peaks above the usable bytes of their devices, by default ``capacity``, are red.
+    """
+    usable_sizes = {float(usable) for stage in stages if (usable := stage.get("usable") or capacity)}
     columns = [key for key in _MEMORY if any(stage.get(key) for stage in stages)]
-    heading = "memory of one device by stage" + (f", of {format_size(capacity)} usable" if capacity else "")
+    usable_text = " or ".join(dict.fromkeys(map(format_size, sorted(usable_sizes))))
+    heading = "peak memory of one device by stage" + (f", of {usable_text} usable" if usable_sizes else "")
     table = _make_table(heading, ("stage", "right"), *((_MEMORY[key], "right") for key in columns))
     rows: dict[tuple[str, ...], bool] = {}
     for stage in stages:
-        cells = (_format_cell(stage.get("stage"), str), *(_format_cell(stage.get(key), format_size) for key in columns))
-        rows[cells] = capacity is not None and stage.get("peak", 0) > capacity
+        cells = (format_stages(stage), *(_format_cell(stage.get(key), format_size) for key in columns))
+        usable = stage.get("usable") or capacity
+        rows[cells] = rows.get(cells, False) or (bool(usable) and stage.get("peak", 0) > usable)
     for cells, exceeds_capacity in rows.items():
         table.add_row(*cells, style="red" if exceeds_capacity else None)
     console.print(table)
-    fullest = max(stages, key=lambda stage: stage.get("peak", 0), default={})
+    fullest = find_fullest(stages)
     if fullest.get("peak_operator"):
-        peak_time, peak_operator = format_time(fullest["peak_time"]), escape_markup(str(fullest["peak_operator"]))
-        console.print(f"fullest: stage {fullest.get('stage')} at {peak_time}, in {peak_operator}", highlight=False)
+        console.print(f"fullest: {escape_markup(format_fullest(fullest))}", highlight=False)
 
 
-def print_embedding_tables(console: Console, document: Mapping[str, Any]) -> None:
-    """Print how embedding tables lie, the largest ones, and what data ranks have of them; equal ranks in one row."""
+def print_embedding_tables(console: Console, document: Mapping[str, Any], *, verbose: bool = False) -> None:
+    """Print how embedding tables lie, and what data ranks have of them; equal ranks in one row.
+
+    Only the largest tables, and the first of many rows of ranks, are printed unless ``verbose``.
+    """
     tables, devices = document["tables"], document["devices"]
+    num_shown = max(len(tables), len(devices)) if verbose else _MAX_TABLES
+    hidden_tables, hidden_devices = tables[num_shown:], devices[num_shown:]
+    hidden_texts = []
+    if hidden_tables:
+        size = format_size(sum(row["size"] for row in hidden_tables))
+        hidden_texts.append(f"{format_count(len(hidden_tables), 'smaller table')}, {size} in all")
+    if hidden_devices:
+        hidden_texts.append(f"{sum(len(row['ranks']) for row in hidden_devices)} more data ranks")
     for heading, columns, rows in (
-        ("embedding tables", TABLE_COLUMNS, tables[:_MAX_TABLES]),
-        ("data ranks by their tables", RANK_COLUMNS, devices[:_MAX_TABLES]),
+        ("embedding tables", TABLE_COLUMNS, tables[:num_shown]),
+        ("data ranks by their tables", RANK_COLUMNS, devices[:num_shown]),
     ):
         table = _make_table(heading, *((name, "left" if key == columns[0][0] else "right") for key, name, _ in columns))
         for row in rows:
             table.add_row(*(escape_markup(_format_cell(row[key], formatter)) for key, _, formatter in columns))
         console.print(table)
-    if hidden := tables[_MAX_TABLES:]:
-        console.print(f"... and {len(hidden)} smaller tables, {format_size(sum(row['size'] for row in hidden))} in all")
+    if hidden_texts:
+        console.print(f"... and {' and '.join(hidden_texts)} (--verbose or --json shows all)")
     fullest, busiest = document["most_memory"], document["most_work"]
     console.print(f"data rank {fullest} keeps most of the tables, and rank {busiest} reads and writes most")
 

@@ -12,22 +12,27 @@ from typing import Any
 from meshwise.scenarios.files.checking import check_table
 from meshwise.scenarios.files.errors import Fault, ScenarioError
 from meshwise.scenarios.files.reader import parse_document
-from meshwise.scenarios.fitting import NothingFits, build_shortfall_document, explain_shortfall, proves_nothing_fits
+from meshwise.scenarios.fitting import (
+    NothingFits,
+    build_shortfall_document,
+    describe_peak,
+    explain_shortfall,
+    proves_nothing_fits,
+)
 from meshwise.scenarios.interchange.targets import Acceptance
 from meshwise.scenarios.intervals import (
-    estimate_problem_risk,
     find_risk_limit,
     find_step_interval,
-    find_uncertainty,
 )
+from meshwise.scenarios.memory_forecast import MemoryForecast, forecast_memory, forecast_plan, pick_judged
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.schema.plan import PlanTable
-from meshwise.scenarios.simulation import describe_plan_tables
+from meshwise.scenarios.simulation import describe_plan_tables, list_stage_memory
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.program import collect_rarely
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
-from meshwise.strategies.evaluation import Trial
+from meshwise.strategies.evaluation import Evaluation, Trial
 from meshwise.strategies.explanation.alternatives import (
     Alternative,
     Tradeoff,
@@ -51,7 +56,6 @@ from meshwise.strategies.explanation.sensitivity import (
     prices_of_rates,
     sensitivity,
 )
-from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.explanation.why_not import WhyNot, explain_why_not
 from meshwise.strategies.lowering.lower import lower
 from meshwise.strategies.plan.completion import recover_layout
@@ -137,7 +141,6 @@ class Explanation:
         self.time_left, self.tell = time_left, tell
         self.space = scenario.with_starts(scenario.make_space())
         self.costs = SimulatedCost(self.problem)
-        self.uncertainty: Uncertainty = find_uncertainty(self.problem, scenario.assumptions)
 
     def list_sections(self, plan: Plan | None) -> Iterator[Section]:
         """Yield the sections about a plan, by default about the best plan of the scenario's space.
@@ -152,7 +155,7 @@ class Explanation:
         given_trial = None
         if plan is not None:
             self.tell("the given plan")
-            if not self.costs.fits(plan):
+            if not self._fits(plan):
                 self.tell("what would make it fit")
                 raise self._explain_shortfall([recover_layout(self.problem, plan)])
             given_trial = self._evaluate_plan(plan)
@@ -181,15 +184,21 @@ class Explanation:
 
     def _describe_plan(self, trial: Trial) -> dict[str, Any]:
         """Return the section about the plan itself."""
-        document = {"document": trial.plan.to_json(), "most_out_of_memory": find_risk_limit(self.problem)}
+        document = {
+            "document": trial.plan.to_json(),
+            "peak_words": describe_peak(self.problem, trial.plan, trial.evaluation.peak_memory),
+            "most_out_of_memory": find_risk_limit(self.problem),
+        }
         return self._describe_trial(trial) | document
 
     def _describe_step(self, trial: Trial) -> Iterator[Section]:
-        """Yield where the time of a step goes: its critical path, and the time of its devices."""
+        """Yield what fills memory, and where the time of a step goes: its critical path, and the time of devices."""
+        timeline = simulate(lower(self.problem, trial.plan))
+        yield "memory", list(map(asdict, list_stage_memory(timeline)))
         path = critical_path(lower(self.problem, trial.plan))
         stages = list(trial.plan.stages_at(path.position))
         yield "critical_path", {"seconds": path.sum_by_kind(), "pipeline_rank": path.position, "stages": stages}
-        yield "device_time", device_time(simulate(lower(self.problem, trial.plan)))
+        yield "device_time", device_time(timeline)
         yield from describe_plan_tables(self.problem, trial.plan).items()
 
     def _find_best(self, plan: Plan | None) -> Trial | None:
@@ -200,7 +209,7 @@ class Explanation:
         table_trial = self._place_tables()
         self.ranking = self._rank_space([*plan_layouts, *best_layouts])
         self.tell("the fastest plan")
-        trials = [trial for trial in (table_trial, self.ranking.find_fastest(fits)) if trial is not None]
+        trials = [trial for trial in (table_trial, self._find_fastest()) if trial is not None]
         return min(trials, key=lambda trial: trial.evaluation.step_time, default=None)
 
     def _place_tables(self) -> Trial | None:
@@ -224,7 +233,7 @@ class Explanation:
         larger_trial = find_next_memory(self.ranking, trial)
         yield "shadow_prices", self._describe_prices(prices, trial, larger_trial)
         self.tell("what each decision is worth")
-        next_best = find_runner_up(self.ranking, trial, layout)
+        next_best = find_runner_up(self.ranking, trial, layout, self._fits)
         yield "runner_up", self._describe_alternative(next_best) if next_best else None
         topic_alternatives: dict[str, Alternative] = {}
         yield from self._yield_rows("decisions", self._list_decisions(trial, layout, topic_alternatives))
@@ -270,7 +279,7 @@ class Explanation:
         if result.best is None:
             raise OutOfTime
         self.ranking = self._rank_space([recover_layout(self.problem, result.best.plan)])
-        best_trial = self.ranking.find_fastest(fits)
+        best_trial = self._find_fastest()
         assert best_trial is not None  # the plan that the search found is ranked, and fits
         return best_trial
 
@@ -285,7 +294,7 @@ class Explanation:
     def _evaluate_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits; it may lie outside the space."""
         own_plan = self.scenario.plan
-        return self._evaluate_plan(own_plan) if own_plan is not None and self.costs.fits(own_plan) else None
+        return self._evaluate_plan(own_plan) if own_plan is not None and self._fits(own_plan) else None
 
     def _find_sayable_own(self) -> Trial | None:
         """Return the scenario's own plan where it fits and the scenario's target, if it has one, can express it."""
@@ -296,7 +305,20 @@ class Explanation:
         return own_trial if is_sayable else None
 
     def _evaluate_plan(self, plan: Plan) -> Trial:
-        return Trial(plan, self.costs.evaluate(plan), 0.0)
+        # a search gives no time to plans beyond its margin, and some of them fit when they are replayed
+        evaluation = Evaluation(self.costs.step_time(plan), self.costs.peak_memory(plan), self._fits(plan))
+        return Trial(plan, evaluation, 0.0)
+
+    def _forecast(self, plan: Plan) -> MemoryForecast:
+        return forecast_memory(self.costs, plan)
+
+    def _fits(self, plan: Plan) -> bool:
+        """Return whether a plan fits, by the judgement of ``simulate`` and ``search``."""
+        return self._forecast(plan).fits
+
+    def _find_fastest(self) -> Trial | None:
+        """Return the fastest ranked plan that fits, judged as a search judges what it found."""
+        return pick_judged(self.costs, self.ranking.list_ascending(fits))
 
     def _find_layout(self, trial: Trial) -> Layout:
         plans = (
@@ -307,16 +329,21 @@ class Explanation:
         )
 
     def _describe_trial(self, trial: Trial) -> dict[str, Any]:
-        evaluation, device = trial.evaluation, self.problem.cluster.accelerator
+        evaluation, devices = trial.evaluation, self.problem.cluster.accelerators
+        forecast = self._forecast(trial.plan)
         return {
             "plan": trial.plan.describe(),
             "step_time": evaluation.step_time,
-            "step_time_interval": list(find_step_interval(self.problem, evaluation.step_time)),
+            "step_time_interval": list(
+                find_step_interval(self.problem, evaluation.step_time, self.scenario.assumptions)
+            ),
             "peak_memory": evaluation.peak_memory,
-            "memory_capacity": device.memory,
-            "memory_usable": self.problem.usable_memory(device),
-            "fits": evaluation.fits,
-            "out_of_memory": self.uncertainty.estimate_cluster_risk(self.problem.cluster, evaluation.peak_memory),
+            "peak_reserved": forecast.reserved,
+            "peak_device": forecast.device,
+            "memory_capacity": min(device.memory for device in devices),
+            "memory_usable": min(self.problem.usable_memory(device) for device in devices),
+            "fits": forecast.fits,
+            "out_of_memory": forecast.out_of_memory,
         }
 
     def _compare_trials(self, trial: Trial, other_trial: Trial) -> dict[str, Any]:
@@ -333,7 +360,7 @@ class Explanation:
         self, trial: Trial, layout: Layout, topic_alternatives: dict[str, Alternative]
     ) -> Iterator[dict[str, Any]]:
         """Yield for each topic the best plan that decides it otherwise; also add it to ``topic_alternatives``."""
-        for alternative in list_alternatives(self.ranking, trial, layout):
+        for alternative in list_alternatives(self.ranking, trial, layout, self._fits):
             topic_alternatives[alternative.topic] = alternative
             yield self._describe_alternative(alternative)
 
@@ -350,7 +377,9 @@ class Explanation:
             "outside_space": answer.is_outside,
             "limits": f"the limits in search.space{ability_text}",
             "broken_rules": [{"field": rule.field, "message": rule.message} for rule in answer.broken_rules],
-            "lacking": build_shortfall_document(self.problem, answer.shortfall) if answer.shortfall else None,
+            "lacking": build_shortfall_document(self.problem, answer.trial.plan, answer.shortfall)
+            if answer.shortfall and answer.trial
+            else None,
             "plan": self._describe_trial(answer.trial) if answer.trial else None,
             "is_explained": answer.trial is not None and answer.trial.plan == trial.plan,
             "margin": answer.margin,
@@ -359,7 +388,7 @@ class Explanation:
         }
 
     def _describe_prices(self, prices: list[ShadowPrice], trial: Trial, larger_trial: Trial | None) -> dict[str, Any]:
-        device = self.problem.cluster.accelerator
+        forecast = self._forecast(trial.plan)
         rates = [price for price in prices if price.resource != "memory"]
         binding_price = max(rates, key=lambda price: price.saved_seconds)
         return {
@@ -376,7 +405,7 @@ class Explanation:
             ],
             "binding": binding_price.resource,
             "memory_binds": larger_trial is not None,
-            "memory_used": trial.evaluation.peak_memory / device.memory,
+            "memory_used": forecast.device / forecast.capacity,
             "next_memory": self._describe_trial(larger_trial) if larger_trial else None,
         }
 
@@ -384,7 +413,8 @@ class Explanation:
         for part in parts:
             self.tell(f"{part.name} 20 % off")
             yield self._describe_sensitivity(sensitivity(self.ranking, trial.plan, part))
-        words = format_size(self.problem.cluster.accelerator.memory)
+        devices = self.problem.cluster.accelerators
+        words = " and ".join(dict.fromkeys(format_size(device.memory) for device in devices))
         yield self._describe_sensitivity(memory_sensitivity(self.ranking, trial, words))
 
     def _describe_sensitivity(self, result: Sensitivity) -> dict[str, Any]:
@@ -409,13 +439,16 @@ class Explanation:
         }
 
     def _describe_tradeoff(self, tradeoff: Tradeoff) -> dict[str, Any]:
+        problem, plan = tradeoff.problem, tradeoff.trial.plan
+        forecast = self._forecast(plan) if problem is self.problem else forecast_plan(problem, plan)
         return {
             "plan": tradeoff.trial.plan.describe(),
             "step_time": tradeoff.trial.evaluation.step_time,
             "peak_memory": tradeoff.trial.evaluation.peak_memory,
-            "out_of_memory": estimate_problem_risk(self.problem, tradeoff.trial.evaluation.peak_memory),
+            "out_of_memory": forecast.out_of_memory,
             "devices": tradeoff.devices,
-            "fits": tradeoff.fits,
+            "unit": problem.training.unit,
+            "fits": forecast.fits,
             "cost_per_million_tokens": tradeoff.cost * self.question.price,
         }
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from meshwise.scenarios.intervals import RISK, caches_blocks, find_uncertainty, with_margin
+from meshwise.scenarios.intervals import RISK, caches_blocks, with_margin
 from meshwise.scenarios.memory_forecast import forecast_plan, list_device_peaks
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
+from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.units import format_size
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.evaluation import CostModel, Trial
@@ -68,7 +69,7 @@ def explain_misfit(scenario: Scenario, nearest: Trial | None) -> str:
     ``nearest`` is the plan that needs the least memory; ``None`` where the space is empty.
     """
     if nearest is not None:
-        lacking = describe_shortfall(scenario.problem, find_shortfall(scenario.problem, nearest.plan))
+        lacking = _describe_plan_shortfall(scenario.problem, nearest.plan)
         return f"nothing fits: the plan that needs the least on devices is {nearest.plan.describe()}: {lacking}"
     reason = EMPTY_SPACE
     if scenario.target is not None:
@@ -127,11 +128,12 @@ def explain_shortfall(
     plan = complete(problem, layouts[0])
     lack = find_shortfall(problem, plan)
     changes = list_reliefs(problem, layouts, accepts=acceptor, seconds=time_left)
-    shortfall = f"{describe_shortfall(problem, lack)}{_describe_pages(problem, plan)}"
+    document = build_shortfall_document(problem, plan, lack)
+    shortfall = f"{document['words']}{_describe_pages(problem, plan)}"
     return {
         "reason": f"nothing fits: {plan.describe()}: {shortfall}",
         "plan": plan.describe(),
-        "lacking": build_shortfall_document(problem, lack),
+        "lacking": document,
         "changes": [_build_relief_document(relief) for relief in changes],
         "all_tried": time_left() > 0,
     }
@@ -145,8 +147,12 @@ def _describe_pages(problem: Problem, plan: Plan) -> str:
     return "; with training.expandable_segments: true it fits" if SimulatedCost(pages).evaluate(plan).fits else ""
 
 
-def describe_shortfall(problem: Problem, lack: Shortfall) -> str:
-    """Return in one line which stage or host lacks how much memory, what fills it, and a device's risk."""
+def _describe_plan_shortfall(problem: Problem, plan: Plan) -> str:
+    return describe_shortfall(problem, plan, find_shortfall(problem, plan))
+
+
+def describe_shortfall(problem: Problem, plan: Plan, lack: Shortfall) -> str:
+    """Return in one line which stage or host lacks how much memory for a plan, what fills it, and a device's risk."""
     stages = ", ".join(map(str, lack.stages))
     usage_text = ", ".join(f"{name} {format_size(size)}" for name, size in lack.memory_by_kind if size)
     needed_text, missing_text = format_size(lack.needed_memory), format_size(lack.missing_memory)
@@ -155,11 +161,13 @@ def describe_shortfall(problem: Problem, lack: Shortfall) -> str:
             f"{lack.host} keeps {needed_text} of stage {stages}, it has {format_size(lack.usable_memory)}, "
             f"{missing_text} too little ({usage_text})"
         )
-    device = next(kind for kind in problem.cluster.accelerators if kind.memory == lack.reported_memory)
-    risk = find_uncertainty(problem).estimate_memory_risk(lack.needed_memory, device.memory, device.reserved)
+    forecast = forecast_plan(problem, plan)
+    missing_text = f"{missing_text} too little"
+    if lack.missing_memory <= 0:  # the tensors fit, and what the allocator reserves for them does not
+        missing_text = f"but the allocator reserves {format_size(forecast.reserved)}"
     return (
         f"stage {stages} needs {needed_text}, {describe_room(lack.usable_memory, lack.reported_memory)}, "
-        f"{missing_text} too little ({usage_text}; at {lack.time:.3g} s, {lack.activity}); {format_risk(risk)}"
+        f"{missing_text} ({usage_text}; at {lack.time:.3g} s, {lack.activity}); {format_risk(forecast.out_of_memory)}"
     )
 
 
@@ -168,12 +176,17 @@ def describe_peak(problem: Problem, plan: Plan, peak: float) -> str:
     devices = problem.cluster.accelerators
     if len({device.memory for device in devices}) > 1 and not SimulatedCost(problem).memory_needs_simulation(plan):
         return "; ".join(
-            f"{format_size(device_peak)} on {device.name} "
+            f"{_describe_tensors(device_peak, device)} on {device.name} "
             f"({describe_room(problem.usable_memory(device), device.memory)})"
             for device, device_peak in list_device_peaks(problem, plan).items()
         )
-    usable_memory, reported_memory = min((problem.usable_memory(device), device.memory) for device in devices)
-    return f"{format_size(peak)}; {describe_room(usable_memory, reported_memory)}"
+    device = min(devices, key=problem.usable_memory)
+    return f"{_describe_tensors(peak, device)}; {describe_room(problem.usable_memory(device), device.memory)}"
+
+
+def _describe_tensors(peak: float, device: Accelerator) -> str:
+    """Return a peak in words: bytes of tensors, and of what the runtime takes before the first of them."""
+    return f"{format_size(peak)} of tensors{' and runtime' if device.reserved else ''}"
 
 
 def describe_room(usable_memory: float, reported_memory: float) -> str:
@@ -186,8 +199,8 @@ def describe_room(usable_memory: float, reported_memory: float) -> str:
     return f"{usable_text} (risk {RISK:.0%})".replace("%", " %")
 
 
-def build_shortfall_document(problem: Problem, lack: Shortfall) -> dict[str, Any]:
-    """Return a shortfall as JSON-ready data; ``host`` is empty where a device lacks memory."""
+def build_shortfall_document(problem: Problem, plan: Plan, lack: Shortfall) -> dict[str, Any]:
+    """Return the shortfall of a plan as JSON-ready data; ``host`` is empty where a device lacks memory."""
     return {
         "host": lack.host,
         "stages": list(lack.stages),
@@ -198,7 +211,7 @@ def build_shortfall_document(problem: Problem, lack: Shortfall) -> dict[str, Any
         "held": dict(lack.memory_by_kind),
         "time": lack.time,
         "during": lack.activity,
-        "words": describe_shortfall(problem, lack),
+        "words": describe_shortfall(problem, plan, lack),
     }
 
 
@@ -221,7 +234,7 @@ MAX_CHECKED = 400
 
 def explain_unfit_plan(problem: Problem, plan: Plan) -> str:
     """Return in words why a plan does not fit: which stage or host needs how much memory, and how much it has."""
-    return f"the plan does not fit: {describe_shortfall(problem, find_shortfall(problem, plan))}"
+    return f"the plan does not fit: {_describe_plan_shortfall(problem, plan)}"
 
 
 def find_nearest_fit(problem: Problem, plan: Plan, acceptor: Acceptor | None = None) -> Plan | None:

@@ -151,11 +151,6 @@ def with_margin(problem: Problem, risk: float = RISK) -> Problem:
     return replace(problem, memory_margin=max(1.0, margin))  # the predicted peak has to fit at any risk
 
 
-def estimate_problem_risk(problem: Problem, peak: float) -> float:
-    """Return the probability that the smallest device of a problem lacks memory, for a predicted peak in bytes."""
-    return find_uncertainty(problem).estimate_cluster_risk(problem.cluster, peak)
-
-
 def find_risk_limit(problem: Problem) -> float | None:
     """Return the largest probability of lacking memory at which a plan of a problem fits; None without such a limit."""
     return RISK if problem.memory_margin > 1 else None

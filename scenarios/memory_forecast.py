@@ -6,8 +6,9 @@ what its ranks keep there. A search screens plans by their tensors and a margin
 (`meshwise.scenarios.intervals.with_margin`), for it looks at thousands; the judgement of what it found replays a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from meshwise.strategies.allocation.device import count_overhead
 from meshwise.strategies.allocation.replay import PlanReplay
 from meshwise.strategies.bounds.memory import PlanMemory
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.mesh import PIPELINE, list_data_ranks
 from meshwise.strategies.plan.plan import Plan
@@ -34,6 +36,7 @@ MAX_JUDGED = 20
 class MemoryForecast:
     """Bytes of the fullest device of a plan: of tensors, reserved for them, and in all; and whether the plan fits.
 
+    ``capacity`` is the memory that the framework reports of that device.
     ``out_of_memory`` is the probability that a device lacks memory, ``allocated_last`` the tensors of the last pipeline
     rank.
     """
@@ -41,12 +44,13 @@ class MemoryForecast:
     allocated: float
     reserved: float
     device: float
+    capacity: float
     out_of_memory: float
     fits: bool
     allocated_last: float
 
 
-def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str] = ()) -> MemoryForecast:
+def forecast_memory(costs: SimulatedCost, plan: Plan) -> MemoryForecast:
     """Return the memory of a plan in three ways, and whether it fits.
 
     Without a margin a plan fits where its tensors do: then predictions are trusted, and nothing is reserved beside
@@ -56,8 +60,8 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
     smallest = min(problem.cluster.accelerators, key=lambda device: device.memory)
     overhead = count_overhead(problem, plan)
     room = smallest.memory - overhead
-    uncertainty, limit = find_uncertainty(problem, assumptions), find_risk_limit(problem)
-    peak = costs.peak_memory(plan)
+    uncertainty, limit = find_uncertainty(problem), find_risk_limit(problem)
+    peak, capacity = costs.peak_memory(plan), smallest.memory
     if costs.memory_needs_simulation(plan):
         # what the host takes and gives back depends on times, so that there is no order of allocations to replay
         allocated = peak - smallest.reserved
@@ -70,28 +74,29 @@ def forecast_memory(costs: SimulatedCost, plan: Plan, assumptions: Sequence[str]
         even_plan = plan.with_microbatch(max(plan.sizes))
         last = float(costs.costs.get_shared(PlanMemory).allocated(even_plan)[-1])
         if len({device.memory for device in problem.cluster.accelerators}) > 1:
-            allocated, reserved, risk = _judge_positions(costs, plan, uncertainty, overhead)
+            allocated, reserved, risk, capacity = _judge_positions(costs, plan, uncertainty, overhead)
     is_mixed = len(problem.cluster.accelerators) > 1
     # on devices of several kinds each position has room of its own
     fits = costs.fits(plan) if limit is None or is_mixed else risk <= limit and costs.hosts_fit(plan)
-    return MemoryForecast(allocated, reserved, reserved + overhead, risk, fits, last)
+    return MemoryForecast(allocated, reserved, reserved + overhead, capacity, risk, fits, last)
 
 
 def _judge_positions(
     costs: SimulatedCost, plan: Plan, uncertainty: Uncertainty, overhead: int
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Return the bytes of tensors and of segments of the device that most likely lacks memory, and how likely it does.
 
-    Each rank is judged by the memory of its own device.
+    The last value is the memory of that device. Each rank is judged by the memory of its own device.
     """
     replay, rows = costs.costs.get_shared(PlanReplay), []
     for size in plan.sizes:
         rooms = list_position_memory(costs.problem, plan, size) - overhead
         for position, bytes_of in replay.reserve_by_position(plan.with_microbatch(size), rooms.tolist()).items():
             risk = uncertainty.estimate_replay_risk(bytes_of.least, rooms[position])
-            rows.append((risk, bytes_of.least / max(rooms[position], 1.0), bytes_of))
-    risk, _, bytes_of = max(rows)
-    return float(bytes_of.allocated), float(bytes_of.reserved), risk
+            room = float(rooms[position])
+            rows.append((risk, bytes_of.least / max(room, 1.0), bytes_of, room + overhead))
+    risk, _, bytes_of, capacity = max(rows)
+    return float(bytes_of.allocated), float(bytes_of.reserved), risk, capacity
 
 
 def list_position_memory(problem: Problem, plan: Plan, size: int) -> FloatArray:
@@ -138,6 +143,19 @@ def forecast_plan(problem: Problem, plan: Plan) -> MemoryForecast:
     return forecast_memory(SimulatedCost(problem), plan)
 
 
+def pick_judged(costs: SimulatedCost, trials: Iterable[Trial]) -> Trial | None:
+    """Return the first trial that fits when it is replayed, where one of `MAX_JUDGED` does; else the first of all.
+
+    ``trials`` fit by their tensors, and the fastest is the first.
+    """
+    first_trial = None
+    for trial in islice(trials, MAX_JUDGED):
+        first_trial = first_trial or trial
+        if forecast_memory(costs, trial.plan).fits:
+            return trial
+    return first_trial
+
+
 def judge_result(costs: SimulatedCost, result: SearchResult) -> SearchResult:
     """Return the result of a search with the fastest plan that fits when it is replayed.
 
@@ -148,9 +166,7 @@ def judge_result(costs: SimulatedCost, result: SearchResult) -> SearchResult:
     fitting_trials = sorted(
         (trial for trial in result.trials if trial.evaluation.fits), key=lambda trial: trial.evaluation.step_time
     )
-    best = next(
-        (trial for trial in fitting_trials[:MAX_JUDGED] if forecast_memory(costs, trial.plan).fits), result.best
-    )
+    best = pick_judged(costs, fitting_trials) or result.best
     bound = result.lower_bound
     gap = None if result.gap is None or not bound else max((best.evaluation.step_time - bound) / bound, 0.0)
     return replace(result, best=best, gap=gap)

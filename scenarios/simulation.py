@@ -19,7 +19,7 @@ from meshwise.scenarios.intervals import (
     find_step_interval,
     peak_memory_interval,
 )
-from meshwise.scenarios.memory_forecast import forecast_memory
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.engine import simulate
 from meshwise.simulator.memory import CATEGORIES
@@ -28,7 +28,6 @@ from meshwise.simulator.program import Category
 from meshwise.simulator.reliability.goodput import Goodput
 from meshwise.simulator.spans import Span
 from meshwise.simulator.timeline import LinkUse, Timeline
-from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.explanation.critical_path import critical_path
 from meshwise.strategies.loads.loaded_step import LoadedStep
 from meshwise.strategies.lowering.lower import lower
@@ -53,7 +52,9 @@ of inputs and of weights."""
 class StageMemory:
     """Bytes on the devices of one pipeline rank at its peak, by category.
 
-    ``stages`` are all stages of that rank, ``stage`` the first of them; ``peak`` is the sum of all categories.
+    ``stages`` are all stages of that rank, ``stage`` the first of them; ``peak`` is the sum of all categories, of
+    which ``buffers`` has what the runtime takes before the first tensor. ``rank`` is the first of ``ranks`` global
+    ranks that are alike, and ``usable`` the largest peak that a search takes on their devices.
     ``host_peak`` is the largest number of bytes on one host of such devices, with everything that the host stores.
     ``peak_time`` is the time of the peak in seconds, ``peak_operator`` what runs then: pass, microbatch and operator.
     """
@@ -69,6 +70,9 @@ class StageMemory:
     host_peak: float = 0.0
     peak_time: float = 0.0
     peak_operator: str = ""
+    rank: int = 0
+    ranks: int = 1
+    usable: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,13 @@ class Simulation:
     Intervals contain 90 % of the runs of publishers that are left out (`meshwise.scenarios.intervals`). ``fits`` says
     whether every host has enough memory, and every device including what the allocator reserves beside tensors;
     ``out_of_memory`` is the probability that a device lacks memory. ``peak_reserved`` is what the allocator reserves
-    when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers,
-    ``memory_capacity`` is the memory of a device that the framework reports, and ``memory_usable`` the largest
-    ``peak_memory`` that a search takes. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program,
-    ``wall_time`` the seconds that the simulation took. ``loads`` are step times under loads that vary, where the
-    scenario has some; all other figures are of a step of full sequences.
+    when a step is replayed, ``peak_device`` adds the runtime's context and the communicators' buffers.
+    ``tokens_per_second`` are samples where a sample is not a sequence of tokens (``unit`` of `to_json`).
+    ``memory_capacity`` is the memory of the smallest device that the framework reports, and ``memory_usable`` the
+    largest ``peak_memory`` that a search takes there. ``peak_memory`` is of tensors, and of what the runtime takes
+    before the first. ``tasks``, ``classes`` and ``ranks`` are the sizes of the simulated program, ``wall_time`` the
+    seconds that the simulation took. ``loads`` are step times under loads that vary, where the scenario has some; all
+    other figures are of a step of full sequences.
     """
 
     problem: Problem
@@ -126,6 +132,7 @@ class Simulation:
         scalars = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in excluded_names}
         goodput = {"goodput": self.goodput.to_json()} if self.goodput else {}
         tables = {
+            "unit": self.problem.training.unit,
             "memory": list(map(asdict, self.memory)),
             "exposed_communication": dict(self.exposed_communication),
             "links": list(map(asdict, self.links)),
@@ -209,7 +216,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
     model_flops = BACKWARD_AND_FORWARD * problem.graph.flops * training.global_batch  # without recomputation
     rate = model_flops / timeline.step_time / devices
     interval = find_step_interval(problem, timeline.step_time, assumptions)
-    forecast = forecast_memory(SimulatedCost(problem), plan, assumptions)
+    forecast = forecast_plan(problem, plan)
     return Simulation(
         problem=problem,
         plan=plan,
@@ -228,7 +235,7 @@ def simulate_plan(problem: Problem, plan: Plan, engine: str, assumptions: tuple[
         out_of_memory=forecast.out_of_memory,
         peak_reserved=forecast.reserved,
         peak_device=forecast.device,
-        memory=tuple(_list_stage_memory(timeline)),
+        memory=tuple(list_stage_memory(timeline)),
         bubble=timeline.bubble,
         exposed_communication=tuple((str(kind), value) for kind, value in timeline.exposed_communication().items()),
         links=tuple(link for link in timeline.links if link.bytes > 0),
@@ -259,16 +266,27 @@ def _sum_peak_flops(problem: Problem, plan: Plan) -> float:
     return sum(cluster.node_kind(device).accelerator.peak(precision) for device in devices)
 
 
-def _list_stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
+def list_stage_memory(timeline: Timeline) -> Iterator[StageMemory]:
+    """Yield the memory of every rank class at its peak."""
     hosts = _find_host_peaks(timeline)
     for profile in timeline.memory:
-        stages = timeline.rank_classes[profile.rank_class].stages
+        members = timeline.rank_classes[profile.rank_class]
+        stages = members.stages
         row = profile.usage[profile.totals.index(profile.peak)]
         usage = {str(category): row[CATEGORIES.index(category)] for category in Category}
         host_peak = hosts.get(profile.rank_class, 0.0)
         peak = {"peak": profile.peak, "host_peak": host_peak, "peak_time": profile.peak_time}
         operator_text = _describe_span(timeline.find_span(profile.rank_class, profile.peak_time))
-        yield StageMemory(stages[0] if stages else 0, stages, **usage, **peak, peak_operator=operator_text)
+        yield StageMemory(
+            stages[0] if stages else 0,
+            stages,
+            **usage,
+            **peak,
+            peak_operator=operator_text,
+            rank=members.representative,
+            ranks=len(members.ranks),
+            usable=profile.capacity,
+        )
 
 
 def _describe_span(span: Span | None) -> str:

@@ -140,7 +140,7 @@ def list_facts(report: Report) -> list[tuple[str, str, str]]:
         (
             "model FLOP utilisation",
             format_percent(result["mfu"]),
-            f"{format_number(result['tokens_per_second'])} tokens/s",
+            f"{format_number(result['tokens_per_second'])} {result.get('unit', 'tokens')}/s",
         ),
         ("peak memory", format_size(result["peak_memory"]), _capacity_text(result)),
         ("devices", f"{result['ranks']:,}", f"{result['classes']:,} {kinds} of ranks simulated"),

@@ -103,8 +103,10 @@ def _draw_devices(ax: Axes, candidates: Sequence[Data]) -> None:
     ys = [candidate["step_time"] / unit for candidate in candidates]
     ax.plot(xs, ys, "o-", color=SERIES[1], markersize=9, linewidth=1.6)
     for x, y, candidate in zip(xs, ys, candidates, strict=True):
-        words = f"{candidate['cost_per_million_tokens']:.3g} a million tokens"
-        ax.annotate(words, (x, y), xytext=(9, 5), textcoords="offset points", fontsize=10, color=INK)
+        words = f"{candidate['cost_per_million_tokens']:.3g} a million {candidate.get('unit', 'tokens')}"
+        # the last label has no room on its right; the line comes from above on its left
+        place, side = ((-9, -12), "right") if x == max(xs) else ((9, 5), "left")
+        ax.annotate(words, (x, y), xytext=place, ha=side, textcoords="offset points", fontsize=10, color=INK)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(min(xs) * 0.85, max(xs) * 1.9)

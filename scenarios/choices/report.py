@@ -139,8 +139,8 @@ def list_best_lines(
     ends = f"{format_time(low)} to {format_time(high)}"
     yield "step time", f"{format_time(bill.step_time)}; 90 % of steps like it take {ends}"
     if question.tokens is not None:
-        tokens = bill.steps * best.setup.batch
-        yield "run", f"{bill.steps:,.0f} steps, {tokens:.4g} tokens, {_describe_span(bill, low, high)}"
+        amount = f"{bill.steps * best.setup.batch:.4g} {scenario.problem.training.unit}"
+        yield "run", f"{bill.steps:,.0f} steps, {amount}, {_describe_span(bill, low, high)}"
     if bill.cost is not None:
         yield "cost", format_money(bill.cost)
     yield from _list_spot_lines(choice, best)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwise.scenarios.intervals import find_uncertainty, with_margin
+from meshwise.scenarios.memory_forecast import forecast_memory
 from meshwise.scenarios.scenario import Scenario
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.deadline import TimeLeft, unlimited_seconds
@@ -73,15 +74,19 @@ def choose_robust(
     Of a large space, known plans, ``plan`` and the neighbours of the best are compared. Where ``time_left`` returns 0,
     the choice is among the plans compared until then.
     """
-    uncertainty = find_uncertainty(scenario.problem, scenario.assumptions)
     problem = scenario.problem
+    uncertainty, costs = find_uncertainty(problem, scenario.assumptions), SimulatedCost(problem)
+
+    def estimate_risk(trial: Trial) -> float:
+        return forecast_memory(costs, trial.plan).out_of_memory
+
     # no layout means a plan that cuts operators apart: it is a prospect of its own
     is_apart = plan is not None and cuts_operators(problem, plan)
     start_layouts = () if plan is None or is_apart else (recover_layout(problem, plan),)
     own_prospects = []
     if plan is not None and is_apart:
-        trial = Trial(plan, SimulatedCost(problem).evaluate(plan), 0.0)
-        own_prospects.append(build_prospect(problem, trial, uncertainty, quantile, max_risk))
+        trial = Trial(plan, costs.evaluate(plan), 0.0)
+        own_prospects.append(build_prospect(trial, estimate_risk, uncertainty, quantile, max_risk))
     known_prospects: list[Prospect] = []
     ranked_plans = None
     try:
@@ -94,7 +99,7 @@ def choose_robust(
         while True:
             ranked_plans = space_ranking.ranked_plans
             new_prospects = list[Prospect]()
-            for next_prospect in list_prospects(space_ranking, uncertainty, quantile, max_risk):
+            for next_prospect in list_prospects(space_ranking, estimate_risk, uncertainty, quantile, max_risk):
                 new_prospects.append(next_prospect)
                 known_prospects = max(known_prospects, new_prospects, key=len)
             known_prospects, best_prospect = new_prospects, _find_best(new_prospects)

@@ -13,6 +13,7 @@ import typer
 from meshwise.executor.launch.processes import INTERRUPTED
 from meshwise.reports.explanation import changes_lines, robust_lines
 from meshwise.reports.loads import loaded_choice_lines
+from meshwise.reports.tables import format_reserved
 from meshwise.scenarios.choices.keywords import refuse_options
 from meshwise.scenarios.choices.loaded_choice import LoadedChoice, weigh_result
 from meshwise.scenarios.choices.robust_choice import check_robust, choose_robust
@@ -75,7 +76,7 @@ from meshwise.scenarios.launches import (
 from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import SEARCH_SECONDS, Scenario
 from meshwise.simulator.deadline import TimeLeft
-from meshwise.simulator.units import Dimension, format_size, format_time, parse
+from meshwise.simulator.units import Dimension, format_time, parse
 from meshwise.strategies.explanation.uncertainty import format_limit
 from meshwise.strategies.operators.cut_summary import describe_stages
 from meshwise.strategies.operators.operator_plan import cuts_operators
@@ -359,7 +360,7 @@ class _Answer:
         yield "step time", format_time(best.evaluation.step_time) + full
         yield "peak memory", describe_peak(problem, best.plan, peak)
         forecast, limit = forecast_plan(problem, best.plan), format_limit(find_risk_limit(problem))
-        yield "reserved", f"{format_size(forecast.reserved)}, and {format_size(forecast.device)} of the device"
+        yield "reserved", format_reserved(forecast.reserved, forecast.device)
         yield "out of memory", f"with a probability of {forecast.out_of_memory:.1%} ({limit})"
         if self.tie is not None:
             yield "as fast", self.tie.describe()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwise.scenarios.files.errors import Fault, ScenarioError, format_value
-from meshwise.scenarios.files.reader import Document, FieldPath
+from meshwise.scenarios.files.reader import MAX_FAULTS, Document, FieldPath
 from meshwise.scenarios.inputs.named_files import resolve_reference
 from meshwise.scenarios.schema.loads import MAX_SEQUENCE, LoadsTable, build_spread
 from meshwise.scenarios.schema.model import ModelTable
@@ -99,7 +99,7 @@ def read_lengths(path: Path) -> Lengths:
     Raises
     ------
     ScenarioError
-        Where the file cannot be read, or a line has no length; it names the first such line.
+        Where the file cannot be read, or lines have no length; it names the first `MAX_FAULTS` of them.
     """
     try:
         with open(path, "rb") as file:
@@ -113,12 +113,24 @@ def read_lengths(path: Path) -> Lengths:
     lines = text.splitlines()
     is_json = next((line for line in lines if line.strip()), "").lstrip().startswith("{")
     counts: dict[int, float] = {}
+    faults: list[Fault] = []
     for number, values in (_read_json_lines if is_json else _read_csv)(lines):
-        try:
-            length = _check_whole(LENGTH, values.get(LENGTH), MAX_SEQUENCE)
-            counts[length] = counts.get(length, 0) + _check_whole(COUNT, values.get(COUNT, 1), MAX_COUNT)
-        except ValueError as error:
-            raise ScenarioError((Fault(str(path), number, 1, "", str(error)),)) from None
+        row: list[int] = []
+        for name, value, most in (
+            (LENGTH, values.get(LENGTH), MAX_SEQUENCE),
+            (COUNT, values.get(COUNT, 1), MAX_COUNT),
+        ):
+            try:
+                row.append(_check_whole(name, value, most))
+            except ValueError as error:
+                faults.append(Fault(str(path), number, 1, "", str(error)))
+        if len(faults) >= MAX_FAULTS:
+            break
+        if len(row) == 2:
+            length, count = row
+            counts[length] = counts.get(length, 0) + count
+    if faults:
+        raise ScenarioError(tuple(faults))
     if not counts:
         raise ScenarioError((Fault(str(path), 0, 0, "", "a file of lengths has one length a line, met none"),))
     return Lengths.from_counts(counts)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from meshwise.scenarios.files.fields import Count, Fraction, OneOf, Table, Text
 from meshwise.strategies.loads.assignment import ORDERS
@@ -23,9 +23,24 @@ class LengthTable(Table):
     share: Annotated[float, Field(gt=0, le=1e18)] = Field(description="Of the samples, or their number.")
 
 
+SHARE_TOLERANCE = 2e-3
+"""How far a sum of shares may be from 1: thirds are often written with three digits."""
+
+
+def _check_shares(rows: list[LengthTable]) -> list[LengthTable]:
+    """Check that shares are all of the samples, where they are no numbers of samples."""
+    total = sum(row.share for row in rows)
+    if all(row.share.is_integer() for row in rows) or abs(total - 1) <= SHARE_TOLERANCE:
+        return rows
+    rule = "shares sum to 1, or all are whole numbers of samples"
+    raise ValueError(f"{rule}, met a sum of {total:.6g}; nearest: every share / {total:.6g}")
+
+
 AnyLengths = Annotated[
     Annotated[Text, Tag("<name>")]
-    | Annotated[list[LengthTable], Field(min_length=1, max_length=MAX_ROWS), Tag("<rows>")],
+    | Annotated[
+        list[LengthTable], Field(min_length=1, max_length=MAX_ROWS), AfterValidator(_check_shares), Tag("<rows>")
+    ],
     Discriminator(lambda value: "<name>" if isinstance(value, str) else "<rows>"),
 ]
 Packing = Annotated[str, OneOf(lambda: PACKINGS)]

@@ -6,7 +6,17 @@ numbers have types of their own (`_SPECIAL_TYPES`).
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PlainValidator, Strict, Tag, WithJsonSchema, create_model
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Strict,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic_core import InitErrorDetails
 
 from meshwise.scenarios.files.errors import format_value
 from meshwise.scenarios.files.fields import Count, OneOf, Table, Text
@@ -22,6 +32,7 @@ from meshwise.strategies.tables.embeddings import (
     HOST_WORD,
     TABLE_OPTIMIZERS,
     Embeddings,
+    EmbeddingsError,
     TableCut,
     parse_embeddings,
 )
@@ -127,7 +138,21 @@ _EMBEDDINGS_SCHEMA = {
         },
     ]
 }
-AnyEmbeddings = Annotated[Any, PlainValidator(parse_embeddings), WithJsonSchema(_EMBEDDINGS_SCHEMA)]
+
+
+def _check_embeddings(value: Any) -> Embeddings:
+    """Return the embeddings of a field; all faults at once, each at the line of its own name."""
+    try:
+        return parse_embeddings(value)
+    except EmbeddingsError as error:
+        details = [
+            InitErrorDetails(type="value_error", loc=fault.path, input=value, ctx={"error": fault.message})
+            for fault in error.faults
+        ]
+        raise ValidationError.from_exception_data("embeddings", details) from None
+
+
+AnyEmbeddings = Annotated[Any, PlainValidator(_check_embeddings), WithJsonSchema(_EMBEDDINGS_SCHEMA)]
 
 
 def _parse_stages(value: Any) -> str | tuple[int, ...]:

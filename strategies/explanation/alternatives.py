@@ -18,6 +18,7 @@ from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.ranking import Candidate, CandidateFilter, RankedPlans, Ranking, fits, ranking
 from meshwise.strategies.explanation.uncertainty import Uncertainty
 from meshwise.strategies.plan.layout import DECISIONS, DEGREES, Layout
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.search.space import Space
 
@@ -33,6 +34,14 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 """The fields of a layout by the topic that they decide together."""
 
+PlanFilter = Callable[[Plan], bool]
+"""Whether a plan may be named; asked of the fastest first, for it may be too slow to ask of all plans."""
+
+
+def accept_all(_: Plan) -> bool:
+    """Accept every plan."""
+    return True
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
@@ -43,19 +52,25 @@ class Alternative:
     margin: float
 
 
-def find_runner_up(ranking: Ranking, best: Trial, layout: Layout) -> Alternative | None:
-    """Return the fastest plan that fits other than ``layout``, with the topics in which it differs."""
-    second_trial = ranking.find_fastest(lambda candidate: candidate.fits and candidate.layout != layout)
+def find_runner_up(
+    ranking: Ranking, best: Trial, layout: Layout, accepts: PlanFilter = accept_all
+) -> Alternative | None:
+    """Return the fastest accepted plan that fits other than ``layout``, with the topics in which it differs."""
+    other_trials = ranking.list_ascending(lambda candidate: candidate.fits and candidate.layout != layout)
+    second_trial = next((trial for trial in other_trials if accepts(trial.plan)), None)
     if second_trial is None:
         return None
     topics = list_differences(layout, ranking.find_layout(second_trial.plan))
     return Alternative(", ".join(topics), second_trial, _find_margin(best, second_trial))
 
 
-def list_alternatives(ranking: Ranking, best: Trial, layout: Layout) -> Iterator[Alternative]:
-    """Yield for every topic the fastest plan that fits and decides it otherwise, if the ranking has one."""
+def list_alternatives(
+    ranking: Ranking, best: Trial, layout: Layout, accepts: PlanFilter = accept_all
+) -> Iterator[Alternative]:
+    """Yield for every topic the fastest accepted plan that fits and decides it otherwise, if the ranking has one."""
     for topic, names in TOPICS.items():
-        trial = ranking.find_fastest(partial(_decides_otherwise, names, _read_values(layout, names)))
+        trials = ranking.list_ascending(partial(_decides_otherwise, names, _read_values(layout, names)))
+        trial = next((trial for trial in trials if accepts(trial.plan)), None)
         if trial is not None:
             yield Alternative(topic, trial, _find_margin(best, trial))
 
@@ -95,11 +110,11 @@ FRONT_MEMORY_FACTOR = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """A plan of a Pareto front, whether it fits in memory, and its cost in device-hours per million tokens."""
+    """A plan of a Pareto front, the problem that it is a plan of, and its cost in device-hours per million tokens."""
 
+    problem: Problem
     trial: Trial
     devices: int
-    fits: bool
     cost: float
 
 
@@ -151,7 +166,7 @@ def _build_tradeoff(problem: Problem, trial: Trial) -> Tradeoff:
     training, devices = problem.training, trial.plan.mesh.num_ranks
     tokens = training.global_batch * training.sequence
     hours = devices * trial.evaluation.step_time / 3600
-    return Tradeoff(trial, devices, trial.evaluation.fits, hours / tokens * 1e6)
+    return Tradeoff(problem, trial, devices, hours / tokens * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +179,22 @@ class Prospect:
     is_allowed: bool
 
 
+RiskEstimate = Callable[[Trial], float]
+"""The probability that a plan lacks memory."""
+
+
 def build_prospect(
-    problem: Problem, trial: Trial, uncertainty: Uncertainty, quantile: float, max_risk: float
+    trial: Trial, estimate_risk: RiskEstimate, uncertainty: Uncertainty, quantile: float, max_risk: float
 ) -> Prospect:
     """Return the prospect of a plan; it is allowed where it lacks memory with probability ``max_risk`` at most."""
-    evaluation = trial.evaluation
-    risk = uncertainty.estimate_cluster_risk(problem.cluster, evaluation.peak_memory)
-    time_quantile = uncertainty.step_time_quantile(evaluation.step_time, quantile / (1 - risk)) if risk < 1 else inf
+    step_time, risk = trial.evaluation.step_time, estimate_risk(trial)
+    time_quantile = uncertainty.step_time_quantile(step_time, quantile / (1 - risk)) if risk < 1 else inf
     return Prospect(trial, time_quantile, risk, risk <= max_risk)
 
 
-def list_prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, max_risk: float) -> Iterator[Prospect]:
+def list_prospects(
+    ranking: Ranking, estimate_risk: RiskEstimate, uncertainty: Uncertainty, quantile: float, max_risk: float
+) -> Iterator[Prospect]:
     """Yield the prospects of plans, the fastest first, until no later one can be better than one allowed before.
 
     A later plan has at least the quantile of its step time without a risk of lacking memory, and step times rise.
@@ -183,7 +203,7 @@ def list_prospects(ranking: Ranking, uncertainty: Uncertainty, quantile: float, 
     for trial in ranking.list_ascending(fits):
         if uncertainty.step_time_quantile(trial.evaluation.step_time, quantile) >= best_quantile:
             return
-        next_prospect = build_prospect(ranking.problem, trial, uncertainty, quantile, max_risk)
+        next_prospect = build_prospect(trial, estimate_risk, uncertainty, quantile, max_risk)
         if next_prospect.is_allowed:
             best_quantile = min(best_quantile, next_prospect.quantile)
         yield next_prospect

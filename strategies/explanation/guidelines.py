@@ -192,13 +192,13 @@ def _recommend_overlap(timeline: Timeline) -> Recommendation:
 def _recommend_recompute(
     problem: Problem, plan: Plan, timeline: Timeline, alternatives: Mapping[str, Alternative]
 ) -> Recommendation:
-    usable_bytes = problem.usable_memory(problem.cluster.accelerator)
+    fullest = max(timeline.memory, key=lambda profile: profile.peak / profile.capacity)
     busy_time = _find_busy_time(timeline, TaskKind.RECOMPUTE)
     return Recommendation(
         "recompute",
         "recompute no more than memory asks for: selective recomputation costs little, full about a forward pass",
         f"recompute ({plan.recompute}) takes {format_time(busy_time)} of a step; "
-        f"the fullest device holds {format_size(timeline.peak_memory)} of {format_size(usable_bytes)} usable"
+        f"the fullest device holds {format_size(fullest.peak)} of {format_size(fullest.capacity)} usable"
         + _describe_alternative(alternatives, "recompute"),
         str(plan.recompute) != "full" or "recompute" not in alternatives or alternatives["recompute"].margin >= 0,
         f"{KORTHIKANTI}, section 5",

@@ -110,6 +110,11 @@ class Training:
         if self.framework not in FRAMEWORKS:
             raise ValueError(f"framework is one of {', '.join(FRAMEWORKS)}, met {self.framework}")
 
+    @property
+    def unit(self) -> str:
+        """What throughput counts: tokens, or samples where a sample is not a sequence of them."""
+        return "samples" if self.sequence == 1 else "tokens"
+
     def run_by(self, framework: str, kernels: str | None = None, loss: str | None = None) -> "Training":
         """Return the step as a framework of the table runs it, with its own kernels and loss where none are named.
 

@@ -61,7 +61,7 @@ def violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     yield from _grid_violations(problem.graph, layout)
     yield from _context_violations(problem.graph, layout)
     yield from _expert_violations(problem.graph, layout)
-    yield from _batch_violations(problem.training, layout)
+    yield from _batch_violations(problem, layout)
     stage_violations = tuple(pipeline_violations(problem, layout))
     yield from stage_violations
     # the rules of recomputation need the division into stages
@@ -336,20 +336,39 @@ def _local_batch_violations(training: Training, layout: Layout, sizes: tuple[int
         )
 
 
-def _batch_violations(training: Training, layout: Layout) -> Iterator[Violation]:
+def _batch_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
+    training = problem.training
     if not isinstance(layout.microbatch, int):
         yield from _local_batch_violations(training, layout, layout.microbatch)
         return
     total = layout.sequences
     if training.global_batch % total:
-        field = "microbatch" if training.global_batch % layout.data == 0 else "data"
-        value = layout.microbatch if field == "microbatch" else layout.data
-        batch_share = training.global_batch // layout.data if field == "microbatch" else training.global_batch
+        nearest_values = _suggest_batch(problem, layout, layout.microbatch)
+        hint = " with ".join(f"{name}: {value}" for name, value in nearest_values.items())
         yield Violation(
-            field,
+            "microbatch" if "microbatch" in nearest_values else "data",
             f"microbatch({layout.microbatch}) * data({layout.data}) = {total} divides "
-            f"global_batch({training.global_batch}); nearest {field}: {_nearest(batch_share, value)}",
+            f"global_batch({training.global_batch}); nearest {hint}",
         )
+
+
+def _suggest_batch(problem: Problem, layout: Layout, microbatch: int) -> dict[str, int]:
+    """Return the nearest values with which every device has a rank, and data ranks divide the batch.
+
+    The other degrees decide the data degree. Where it does not divide the batch, the batch has to change.
+    """
+    batch, num_devices = problem.training.global_batch, len(layout.placement or problem.cluster.free_devices)
+    data, num_idle = divmod(num_devices, layout.model_ranks)
+    if num_idle or not data:  # another rule says so, and no data degree would do
+        data = layout.data
+    result = {} if data == layout.data else {"data": data}
+    if batch % data == 0:
+        nearest = _nearest(batch // data, microbatch)
+        return result if nearest == microbatch else result | {"microbatch": nearest}
+    sequences = data * microbatch
+    below = batch // sequences * sequences
+    is_below_nearer = below and batch - below <= below + sequences - batch
+    return result | {"global_batch": below if is_below_nearer else below + sequences}
 
 
 def _recompute_violations(graph: OperatorGraph, layout: Layout) -> Iterator[Violation]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from meshwise.simulator.units import format_count
 from meshwise.strategies.plan.layout import Layout, Violation
-from meshwise.strategies.plan.mesh import EXPERT, nearest_divisor
+from meshwise.strategies.plan.mesh import EXPERT
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.problem import Problem, count_node_ranks
 from meshwise.strategies.schedules.schedule import SCHEDULES
@@ -50,7 +51,9 @@ def table_violations(problem: Problem, layout: Layout) -> Iterator[Violation]:
     has_nodes = 1 < node_ranks < layout.data and not layout.placement
     if not has_nodes and any(placement.cut is TableCut.NODE_ROWS for placement in embeddings.placements):
         rule = "node_rows needs ranks in order on all devices of several alike nodes of several devices"
-        met_text = f"{layout.data} ranks on {problem.cluster.num_devices} devices of {problem.cluster.num_nodes} nodes"
+        devices_text = format_count(problem.cluster.num_devices, "device")
+        nodes_text = format_count(problem.cluster.num_nodes, "node")
+        met_text = f"{format_count(layout.data, 'rank')} on {devices_text} of {nodes_text}"
         yield Violation("embeddings", f"{rule}, met {met_text}; nearest: rows")
     for table in tables:
         yield from _placement_violations(layout, table, embeddings.find_placement(table.name))
@@ -75,9 +78,10 @@ def _placement_violations(layout: Layout, table: Table, placement: TablePlacemen
     is_named = table.name in dict(layout.embeddings.tables)
     field = f"embeddings.{table.name if is_named else 'default'}"
     if placement.device is not None and placement.device >= layout.data:
-        rule = f"{table.name}: device is below data({layout.data})"
+        is_node = placement.cut is TableCut.NODE_ROWS
+        meaning = ", for it names the node of a data rank" if is_node else ""
+        rule = f"{table.name}: device is below data({layout.data}){meaning}"
         yield Violation(field, f"{rule}, met {placement.device}; nearest: {layout.data - 1}")
     if placement.cut is TableCut.COLUMNS and table.width % layout.data:
-        nearest = nearest_divisor(table.width, layout.data)
         rule = f"{table.name}: data({layout.data}) divides the columns({table.width})"
-        yield Violation(field, f"{rule}; nearest: rows, or data: {nearest}")
+        yield Violation(field, f"{rule}; nearest: rows")

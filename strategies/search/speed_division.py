@@ -49,7 +49,7 @@ def find_position_times(problem: Problem, layout: Layout) -> PositionTimes:
     for rank in first_ranks.tolist():
         loads[int(rows[0, rank])].append((cluster.accelerator_of(int(devices[rank])), int(sizes[rank])))
     layers, ends = (
-        tuple(max(_find_blocks_time(kind, problem.graph, is_layer, size) for kind, size in row) for row in loads)
+        tuple(max(find_blocks_time(kind, problem.graph, is_layer, size) for kind, size in row) for row in loads)
         for is_layer in (True, False)
     )
     return PositionTimes(layers, ends)
@@ -93,7 +93,7 @@ def balance_samples(problem: Problem, layout: Layout) -> Microbatch:
     slowest_times = np.zeros((layout.data, layout.pipeline))
     for data_rank, position, device in ranks:
         accelerator = problem.cluster.accelerator_of(device)
-        seconds = sum(_find_blocks_time(accelerator, problem.graph, is_layer, 1) for is_layer in (True, False))
+        seconds = sum(find_blocks_time(accelerator, problem.graph, is_layer, 1) for is_layer in (True, False))
         slowest_times[data_rank, position] = max(slowest_times[data_rank, position], seconds)
     return normalise_microbatch(share_out(slowest_times.sum(axis=1).tolist(), layout.sequences))
 
@@ -157,7 +157,7 @@ def estimate_step_time(problem: Problem, layout: Layout, positions: tuple[int, .
 
 
 @lru_cache(maxsize=4096)
-def _find_blocks_time(accelerator: Accelerator, graph: OperatorGraph, are_layers: bool, microbatch: int) -> float:
+def find_blocks_time(accelerator: Accelerator, graph: OperatorGraph, are_layers: bool, microbatch: int) -> float:
     """Return the seconds of forward and backward of all layers, or of all other blocks, uncut on one device."""
     blocks = (block for block in graph.blocks if block.layer is are_layers)
     return sum(block.repeat * _find_block_time(accelerator, block, microbatch) for block in blocks)

@@ -16,12 +16,12 @@ References
    parallel), and ``embedding_types.py``, ``EmbeddingComputeKernel`` (``fused``, ``fused_uvm``, ``fused_uvm_caching``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from reprlib import Repr
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class TableCut(StrEnum):
@@ -51,6 +51,60 @@ HOST_WORD = "host"
 """The word for a table on the hosts, none of whose rows are cached on devices."""
 
 
+WHOLE_CUTS, LOCAL_CUTS = (TableCut.REPLICATED, TableCut.SPARSE), (TableCut.TABLE, TableCut.NODE_ROWS)
+"""Cuts with which every rank has the whole table, and with which one rank has it, or those of one node."""
+
+
+class EmbeddingsFault(NamedTuple):
+    """What is wrong with embeddings, and at which names below them."""
+
+    path: tuple[str, ...]
+    message: str
+
+    def below(self, name: str) -> "EmbeddingsFault":
+        """Return the fault of what stands under a name."""
+        return EmbeddingsFault((name, *self.path), self.message)
+
+    def __str__(self) -> str:
+        return ": ".join([*self.path[:-1], f"{self.path[-1]} {self.message}"]) if self.path else self.message
+
+
+class EmbeddingsError(ValueError):
+    """Raised where embeddings have faults; ``faults`` are all of them."""
+
+    def __init__(self, faults: Iterable[EmbeddingsFault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(map(str, self.faults)))
+
+
+def _list_placement_faults(cut: TableCut, device: int | None, cache: float | None) -> Iterator[EmbeddingsFault]:
+    """Yield what is wrong with a placement whose values are of the right kind."""
+    if device is not None and cut not in LOCAL_CUTS:
+        words = " or ".join(LOCAL_CUTS)
+        yield EmbeddingsFault(("device",), f"is that of cut: {words}, met cut: {cut}; nearest: leave it out")
+    if device is not None and device < 0:
+        yield EmbeddingsFault(("device",), f"is at least 0, met {device}; nearest: 0")
+    if cache is not None and not 0 <= cache <= 1:
+        nearest = 1.0 if cache > 1 else 0.0
+        yield EmbeddingsFault(("cache",), f"is at least 0 and at most 1, met {cache:g}; nearest: {nearest}")
+    if cache is not None and cut in WHOLE_CUTS:
+        words = "table, rows, node_rows or columns"
+        yield EmbeddingsFault(("cut",), f"of a table on hosts is {words}, met {cut}; nearest: rows")
+
+
+def _list_optimizer_faults(optimizer: Any) -> Iterator[EmbeddingsFault]:
+    if not isinstance(optimizer, str) or optimizer not in TABLE_OPTIMIZERS:
+        met_text = f"met {optimizer if isinstance(optimizer, str) else Repr().repr(optimizer)}"
+        message = f"is one of {', '.join(TABLE_OPTIMIZERS)}, {met_text}{_hint(optimizer)}"
+        yield EmbeddingsFault(("optimizer",), message)
+
+
+def _hint(value: Any, *words: str) -> str:
+    """Return the nearest of some words, by default the optimizers, as the end of a message."""
+    matches = get_close_matches(str(value), words or tuple(TABLE_OPTIMIZERS), n=1)
+    return f"; nearest: {matches[0]}" if matches else ""
+
+
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
     """How one table is shared, and where its rows are.
@@ -68,7 +122,7 @@ class TablePlacement:
 
     Raises
     ------
-    ValueError
+    EmbeddingsError
         Where a table that no single rank has names one, a replicated one is on hosts, or a cache is no fraction.
     """
 
@@ -77,27 +131,19 @@ class TablePlacement:
     cache: float | None = None
 
     def __post_init__(self) -> None:
-        if self.device is not None and not self.is_local:
-            words = f"{TableCut.TABLE} or {TableCut.NODE_ROWS}"
-            raise ValueError(f"device is that of cut: {words}, met cut: {self.cut}; nearest: leave it out")
-        if self.device is not None and self.device < 0:
-            raise ValueError(f"device is at least 0, met {self.device}; nearest: 0")
-        if self.cache is not None and not 0 <= self.cache <= 1:
-            nearest = 1.0 if self.cache > 1 else 0.0
-            raise ValueError(f"cache is at least 0 and at most 1, met {self.cache:g}; nearest: {nearest}")
-        if self.cache is not None and self.is_whole:
-            words = "table, rows, node_rows or columns"
-            raise ValueError(f"a table on hosts is cut by {words}, met {self.cut}; nearest: rows")
+        faults = tuple(_list_placement_faults(self.cut, self.device, self.cache))
+        if faults:
+            raise EmbeddingsError(faults)
 
     @property
     def is_whole(self) -> bool:
         """Whether every rank has the whole table."""
-        return self.cut in (TableCut.REPLICATED, TableCut.SPARSE)
+        return self.cut in WHOLE_CUTS
 
     @property
     def is_local(self) -> bool:
         """Whether one rank has the table, or those of one node."""
-        return self.cut in (TableCut.TABLE, TableCut.NODE_ROWS)
+        return self.cut in LOCAL_CUTS
 
     @property
     def document(self) -> str | dict[str, Any]:
@@ -110,7 +156,8 @@ class TablePlacement:
         return values["cut"] if len(values) == 1 else values
 
     def __str__(self) -> str:
-        device_text = "" if self.device is None else f" on device {self.device}"
+        place_text = "the node of " if self.cut is TableCut.NODE_ROWS else ""
+        device_text = "" if self.device is None else f" on {place_text}device {self.device}"
         cache_text = "" if self.cache is None else f" on hosts, {self.cache:.4g} cached"
         return f"{self.cut}{device_text}{cache_text}"
 
@@ -142,9 +189,9 @@ class Embeddings:
     pipelined: bool = False
 
     def __post_init__(self) -> None:
-        if self.optimizer not in TABLE_OPTIMIZERS:
-            known_names = ", ".join(TABLE_OPTIMIZERS)
-            raise ValueError(f"optimizer is one of {known_names}, met {self.optimizer}{_hint(self.optimizer)}")
+        faults = tuple(_list_optimizer_faults(self.optimizer))
+        if faults:
+            raise EmbeddingsError(faults)
 
     def __bool__(self) -> bool:
         return any(placement.cut is not TableCut.REPLICATED for placement in self.placements)
@@ -204,56 +251,77 @@ def parse_embeddings(document: Any) -> Embeddings:
 
     Raises
     ------
-    ValueError
-        Where the document is neither; the message begins with the wrong name.
+    EmbeddingsError
+        Where the document is neither, or has faults.
     """
     if isinstance(document, Embeddings):
         return document
     if isinstance(document, str):
-        return Embeddings(default=_parse_placement("default", document))
+        return Embeddings(default=_parse_placement(document))
     if not isinstance(document, Mapping) or not all(isinstance(name, str) for name in document):
-        raise ValueError(f"is a word or a mapping from tables to placements, met {Repr().repr(document)}")
-    values = dict(document)
+        message = f"is a word or a mapping from tables to placements, met {Repr().repr(document)}"
+        raise EmbeddingsError([EmbeddingsFault((), message)])
+    values, faults = dict(document), list[EmbeddingsFault]()
     optimizer, pipelined = values.pop("optimizer", NO_EMBEDDINGS.optimizer), values.pop("pipelined", False)
-    if not isinstance(optimizer, str):
-        raise ValueError(f"optimizer is one of {', '.join(TABLE_OPTIMIZERS)}, met {Repr().repr(optimizer)}")
+    faults += _list_optimizer_faults(optimizer)
     if not isinstance(pipelined, bool):
-        raise ValueError(f"pipelined is true or false, met {Repr().repr(pipelined)}; nearest: true")
-    placements = {name: _parse_placement(name, value) for name, value in values.items()}
+        message = f"is true or false, met {Repr().repr(pipelined)}; nearest: true"
+        faults.append(EmbeddingsFault(("pipelined",), message))
+    placements: dict[str, TablePlacement] = {}
+    for name, value in values.items():
+        try:
+            placements[name] = _parse_placement(value)
+        except EmbeddingsError as error:
+            faults += [fault.below(name) for fault in error.faults]
+    if faults:
+        raise EmbeddingsError(faults)
     default = placements.pop("default", REPLICATED_TABLE)
     return Embeddings(tuple(placements.items()), default, optimizer, pipelined)
 
 
-def _parse_placement(name: str, value: Any) -> TablePlacement:
-    if isinstance(value, str):
+def _parse_placement(value: Any) -> TablePlacement:
+    """Return the placement of one table.
+
+    Raises
+    ------
+    EmbeddingsError
+        Where the value has faults.
+    """
+    is_word = isinstance(value, str)
+    if is_word:
         value = {"placement": HOST_WORD} if value == HOST_WORD else {"cut": value}
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name}: is a word or holds {', '.join(_KEYS)}, met {Repr().repr(value)}; nearest: rows")
-    unknown_key = next((key for key in value if key not in _KEYS), None)
-    if unknown_key is not None:
-        raise ValueError(f"{name}: holds {', '.join(_KEYS)}, met {Repr().repr(unknown_key)}")
+        message = f"is a word or holds {', '.join(_KEYS)}, met {Repr().repr(value)}; nearest: rows"
+        raise EmbeddingsError([EmbeddingsFault((), message)])
+    faults = [
+        EmbeddingsFault((str(key),), f"is none of {', '.join(_KEYS)}{_hint(key, *_KEYS)}")
+        for key in value
+        if key not in _KEYS
+    ]
     place, cut = value.get("placement", "device"), value.get("cut", TableCut.ROWS)
+    device, cache = value.get("device"), value.get("cache", 0.0 if place == HOST_WORD else None)
     if place not in _PLACES:
-        raise ValueError(f"{name}: placement is {' or '.join(_PLACES)}, met {Repr().repr(place)}; nearest: device")
+        message = f"is {' or '.join(_PLACES)}, met {Repr().repr(place)}; nearest: device"
+        faults.append(EmbeddingsFault(("placement",), message))
     if cut not in list(TableCut):
         words = [*TableCut, HOST_WORD]
-        hints = _hint(cut, *words)
-        raise ValueError(f"{name}: is one of {', '.join(words)}, met {Repr().repr(cut)}{hints}")
-    device, cache = value.get("device"), value.get("cache", 0.0 if place == HOST_WORD else None)
+        message = f"is one of {', '.join(words)}, met {Repr().repr(cut)}{_hint(cut, *words)}"
+        faults.append(EmbeddingsFault(() if is_word else ("cut",), message))
     # type() and not isinstance: true and false are ints in Python
     if device is not None and type(device) is not int:
-        raise ValueError(f"{name}: device is a data rank, met {Repr().repr(device)}; nearest: 0")
+        message = f"is a data rank, met {Repr().repr(device)}; nearest: 0"
+        faults.append(EmbeddingsFault(("device",), message))
     if cache is not None and type(cache) not in (int, float):
-        raise ValueError(f"{name}: cache is a fraction of the rows, met {Repr().repr(cache)}; nearest: 0.1")
-    if cache is not None and place != HOST_WORD:
-        raise ValueError(f"{name}: cache is of a table with placement: host, met {cache:g}; nearest: placement: host")
-    try:
-        return TablePlacement(TableCut(cut), device, None if cache is None else float(cache))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _hint(value: Any, *words: str) -> str:
-    """Return the nearest of some words, by default the optimizers, as the end of a message."""
-    matches = get_close_matches(str(value), words or tuple(TABLE_OPTIMIZERS), n=1)
-    return f"; nearest: {matches[0]}" if matches else ""
+        message = f"is a fraction of the rows, met {Repr().repr(cache)}; nearest: 0.1"
+        faults.append(EmbeddingsFault(("cache",), message))
+    elif cache is not None and place == "device":
+        message = f"is of a table with placement: host, met {cache:g}; nearest: placement: host"
+        faults.append(EmbeddingsFault(("cache",), message))
+    told_keys = {key for fault in faults for key in fault.path or ("cut",)}
+    if "cut" not in told_keys:
+        sound_device = None if "device" in told_keys else device
+        sound_cache = None if "cache" in told_keys or cache is None else float(cache)
+        faults += _list_placement_faults(TableCut(cut), sound_device, sound_cache)
+    if faults:
+        raise EmbeddingsError(faults)
+    return TablePlacement(TableCut(cut), device, None if cache is None else float(cache))

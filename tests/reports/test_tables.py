@@ -75,6 +75,16 @@ def test_stages_that_are_alike_are_one_row_and_hosts_a_column():
     assert "786 GiB" in text
 
 
+def test_the_fullest_rank_is_named_by_what_is_usable_of_its_own_device():
+    small = {"stage": 1, "stages": [1, 3, 5, 7], "rank": 8, "ranks": 4, "peak": 35 * GIB, "usable": 36 * GIB}
+    large = {"stage": 0, "stages": [0, 2, 4, 6], "rank": 0, "ranks": 8, "peak": 60 * GIB, "usable": 72 * GIB}
+    moment = {"peak_time": 0.5, "peak_operator": "backward of microbatch 1, head: loss"}
+    text = " ".join(printed(print_memory, [large | moment, small | moment], 36 * GIB).split())
+    assert "of 36 GiB or 72 GiB usable" in text
+    assert "fullest: rank 8 and 3 alike, stages 1, 3, ... 7, at 500 ms, in backward of microbatch 1, head: loss" in text
+    assert "0, 2, ... 6" in text
+
+
 def test_stages_beyond_capacity_are_red():
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system="standard")
     print_memory(console, [{"stage": 0, "peak": 90 * GIB}, {"stage": 1, "peak": 10 * GIB}], 80 * GIB)

@@ -170,7 +170,7 @@ FIELDS = {
     "step_time_interval", "peak_memory_interval", "out_of_memory", "peak_reserved", "peak_device", "memory_usable",
     "fits", "peak_memory", "memory_capacity", "memory", "bubble", "exposed_communication", "links",
     "bottleneck", "engine", "tasks", "classes", "ranks", "wall_time", "assumptions",
-    "peak_memory_interval_runs", "framework", "target",
+    "peak_memory_interval_runs", "framework", "target", "unit",
 }  # fmt: skip
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from meshwise import load
 from meshwise.scenarios.fitting import explain_unfit_plan, find_nearest_fit
+from meshwise.scenarios.memory_forecast import forecast_plan
 from meshwise.scenarios.scenario import Scenario
 from meshwise.scenarios.simulation import simulate_plan
+from meshwise.simulator.units import format_size
 from meshwise.strategies.plan.completion import complete, recover_layout
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.problem import Problem
@@ -79,3 +81,10 @@ def test_the_nearest_plan_may_be_the_same_with_states_over_all_data_ranks() -> N
 def test_where_nothing_fits_there_is_no_nearest_plan() -> None:
     scenario = load("local/dp2")
     assert find_nearest_fit(cramped(scenario, 1e5), scenario.choose_plan()) is None
+
+
+def test_where_tensors_fit_what_the_allocator_reserves_is_the_reason() -> None:
+    scenario = load("local/dp2")
+    reserved = forecast_plan(scenario.problem, scenario.choose_plan()).reserved
+    words = explain_unfit_plan(scenario.problem, scenario.choose_plan())
+    assert f"but the allocator reserves {format_size(reserved)} (" in words and "too little" not in words

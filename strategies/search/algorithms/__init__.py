@@ -44,6 +44,7 @@ STAGE_ALGORITHMS = Registry(
         "layer_dp": "meshwise.strategies.search.algorithms.stages.LayerDP",
         "inter_stage_milp": "meshwise.strategies.search.algorithms.stages.InterStageMILP",
         "metis": "meshwise.strategies.search.algorithms.metis.Metis",
+        "sailor": "meshwise.strategies.search.algorithms.sailor.Sailor",
         "auto": "meshwise.strategies.search.algorithms.auto.Auto",
     }
 )

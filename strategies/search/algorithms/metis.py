@@ -6,7 +6,7 @@ Um et al., "Metis: fast automatic distributed training on heterogeneous GPUs", U
 at 4b24046 (``search_space/plan.py``, ``model/load_balancer.py``).
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from meshwise.strategies.schedules.schedule import find_rule
 from meshwise.strategies.search.algorithms.auto import Auto
 from meshwise.strategies.search.algorithms.best_first import BestFirstSearch
 from meshwise.strategies.search.choices import find_family
-from meshwise.strategies.search.proposals import Proposals
+from meshwise.strategies.search.proposals import OutOfTime, Proposals
 from meshwise.strategies.search.space import Space
 from meshwise.strategies.search.speed_division import (
     balance_samples,
@@ -68,11 +68,12 @@ class Metis:
         if len(set(problem.cluster.device_kinds.tolist())) > 1:
             known_search = BestFirstSearch(problem, costs)
             yield from known_search.begin_with_known(space)
-            yield from _BalancedSearch(problem, space, costs, known_search.incumbent.time).run(self.choices)
+            search = BalancedSearch(problem, space, costs, known_search.incumbent.time)
+            yield from search.run(_list_balanced(search), self.choices)
         return (yield from Auto().propose(problem, space, costs))
 
 
-class _BalancedSearch:
+class BalancedSearch:
     """The search among plans with balanced loads; ``best_time`` drops those whose bounds are not below it."""
 
     def __init__(self, problem: Problem, space: Space, costs: CostModel, best_time: float) -> None:
@@ -80,11 +81,14 @@ class _BalancedSearch:
         self.best_time, self.best_layout = best_time, Layout()
         self.has_best = False
 
-    def run(self, choices: int) -> Generator[Plan, Evaluation, None]:
-        """Yield the plans with the lowest bounds, then changes of the best of them while they make it faster."""
+    def run(self, layouts: Iterable[Layout], choices: int) -> Generator[Plan, Evaluation, None]:
+        """Yield the plans with the lowest bounds, then changes of the best of them while they make it faster.
+
+        Layouts have no recomputation: each gets the least with which it fits.
+        """
         bounds: dict[Layout, float] = {}
         # few of thousands are near the best by the formula, and each takes milliseconds to bound
-        candidates = sorted(self._list_balanced(), key=self._estimate_time)
+        candidates = sorted(dict.fromkeys(layouts), key=self._estimate_time)
         for base_layout in candidates[:MOST_BOUNDED]:
             self.costs.check_time()
             layout = self._fit_memory(base_layout)
@@ -94,6 +98,36 @@ class _BalancedSearch:
             if bounds[layout] >= self.best_time:
                 break
             yield from self._evaluate(layout)
+        yield from self._improve_best()
+
+    def limit_time(self, time: float) -> None:
+        """Take a plan of another search, with its seconds of a step, for the best where it is faster."""
+        if time < self.best_time:
+            self.best_time, self.has_best = time, False
+
+    def run_in_order(
+        self, layouts: Iterable[Layout], choices: int, *, recomputes: bool = True
+    ) -> Generator[Plan, Evaluation, None]:
+        """Yield the first plans that fit and may be the best; with ``recomputes``, by computing again what they need.
+
+        Where time is up before any is evaluated, it is the first one.
+        """
+        num_tried = 0
+        for base_layout in layouts:
+            try:
+                layout = self._fit_memory(base_layout, recomputes)
+            except OutOfTime:
+                if num_tried:
+                    raise
+                layout, choices = base_layout, 1
+            if layout is not None:
+                yield from self._evaluate(layout)
+                num_tried += 1
+            if num_tried == choices:
+                break
+
+    def _improve_best(self) -> Generator[Plan, Evaluation, None]:
+        """Yield changes of the best plan so far while they make it faster."""
         is_better = self.has_best
         while is_better:
             is_better = False
@@ -115,23 +149,12 @@ class _BalancedSearch:
             self.best_time, self.best_layout, self.has_best = evaluation.step_time, layout, True
         return is_faster
 
-    def _allows(self, layout: Layout) -> bool:
+    def allows(self, layout: Layout) -> bool:
         """Return whether a layout is legal, and keeps the limits that are not about stages and recomputation."""
         limits = self.space.with_limits(stages=None, recompute=None)
         return limits.allows(layout) and not any(violations(self.problem, layout))
 
-    def _list_balanced(self) -> Iterator[Layout]:
-        """Yield layouts with balanced microbatches and stages, without recomputation."""
-        families = dict.fromkeys(map(find_family, list_meshes(self.problem, self.space)))
-        for family in families:
-            self.costs.check_time()
-            for placement in list_placements(self.problem, family.pipeline):
-                placed_layout = replace(family, placement=placement)
-                microbatch = balance_samples(self.problem, placed_layout)
-                for layout in dict.fromkeys((replace(placed_layout, microbatch=microbatch), placed_layout)):
-                    yield from self._list_schedules(layout)
-
-    def _list_schedules(self, layout: Layout) -> Iterator[Layout]:
+    def list_schedules(self, layout: Layout) -> Iterator[Layout]:
         """Yield a layout with each schedule, with stages by speed, and with states of data ranks whole or shared."""
         num_microbatches = self.problem.training.global_batch // layout.sequences
         for schedule, chunks in SCHEDULES_TRIED if layout.pipeline > 1 else SCHEDULES_TRIED[:1]:
@@ -145,12 +168,12 @@ class _BalancedSearch:
             for zero in (1, 3) if layout.data > 1 else (0,):
                 changes: dict[str, Any] = {"schedule": schedule, "chunks": chunks, "stages": stages, "zero": zero}
                 candidate = replace(layout, overlap_tensor=layout.sequence_parallel, **changes)
-                if self._allows(candidate):
+                if self.allows(candidate):
                     yield candidate
 
-    def _fit_memory(self, layout: Layout) -> Layout | None:
+    def _fit_memory(self, layout: Layout, recomputes: bool = True) -> Layout | None:
         """Return a layout with the least recomputation with which it fits and may be the best; ``None`` for none."""
-        for recompute in self._list_recomputes(layout):
+        for recompute in self._list_recomputes(layout) if recomputes else (layout.recompute,):
             plan = complete(self.problem, replace(layout, recompute=recompute))
             if self.costs.plan_bound(plan) >= self.best_time:
                 return None  # to compute more again takes no less time
@@ -182,8 +205,21 @@ class _BalancedSearch:
         for name, options in values.items():
             for value in options:
                 changed_layout = replace(layout, **{name: value})
-                if value != getattr(layout, name) and self._allows(changed_layout):
+                if value != getattr(layout, name) and self.allows(changed_layout):
                     yield changed_layout
+
+
+def _list_balanced(search: BalancedSearch) -> Iterator[Layout]:
+    """Yield layouts with balanced microbatches and stages, without recomputation."""
+    problem = search.problem
+    families = dict.fromkeys(map(find_family, list_meshes(problem, search.space)))
+    for family in families:
+        search.costs.check_time()
+        for placement in list_placements(problem, family.pipeline):
+            placed_layout = replace(family, placement=placement)
+            microbatch = balance_samples(problem, placed_layout)
+            for layout in dict.fromkeys((replace(placed_layout, microbatch=microbatch), placed_layout)):
+                yield from search.list_schedules(layout)
 
 
 def _list_moves(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

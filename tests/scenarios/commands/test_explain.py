@@ -5,6 +5,7 @@ import pytest
 
 from meshwise.reports.explanation import explanation_lines
 from meshwise.scenarios.commands.main import run
+from meshwise.simulator.units import format_size
 
 SMALL = """\
 name: small
@@ -270,3 +271,60 @@ def test_robust_choice(folder: Path, capsys) -> None:
     assert json.loads((folder / "robust.json").read_text()) == found["best"]["plan"]  # memory is plenty
     assert run(["search", "small.yaml", "--robust", "1.5"]) == 2
     assert "a quantile lies between 0 and 1, met 1.5" in capsys.readouterr().err
+
+
+NEAR_LIMIT = """\
+name: near the limit of memory
+model: {preset: llama3-8b}
+training: {global_batch: 128, sequence: 8320, precision: bf16, optimizer: adamw}
+cluster: {preset: dgx-h100, nodes: 1}
+plan: {data: 4, context: 2, microbatch: 1, zero: 1, recompute: {operators: [activation, input_norm, feed_forward_norm]}}
+search: {space: {data: [4], context: [2], tensor: [1], pipeline: [1], microbatch: [1], zero: [1]}}
+"""
+
+
+def test_search_simulate_and_explain_tell_one_risk_of_a_plan(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.yaml").write_text(NEAR_LIMIT)
+    assert run(["search", "near.yaml", "--json", "--out", "best.json"]) == 0
+    found = json.loads(capsys.readouterr().out)["best"]["evaluation"]
+    assert 0.01 < found["out_of_memory"] <= 0.05
+    assert run(["simulate", "near.yaml", "--plan", "best.json", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert run(["explain", "near.yaml", "--plan", "best.json", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)["plan"]
+    for name in ("out_of_memory", "peak_memory", "fits"):
+        assert found[name] == simulated[name] == explained[name]
+    assert list(simulated["step_time_interval"]) == explained["step_time_interval"]
+    for name in ("peak_reserved", "peak_device"):
+        assert simulated[name] == explained[name]
+
+
+def test_memory_is_told_as_what_it_is_and_of_which_rank(folder: Path, capsys) -> None:
+    assert run(["explain", "small.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    text = "\n".join(explanation_lines(found))
+    plan, rows = found["plan"], found["memory"]
+    assert "of tensors and runtime; usable are" in text
+    assert f"{format_size(plan['peak_reserved'])} by the allocator for the tensors" in text
+    assert f"{format_size(plan['peak_device'])} of the device, with runtime and communicators" in text
+    assert "peak memory of the fullest rank: rank 0 and 15 alike, stage 0, at " in text
+    assert max(row["peak"] for row in rows) == plan["peak_memory"]
+
+
+def test_a_plan_beyond_the_margin_of_a_search_that_fits_when_replayed_is_explained(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(
+        "{data: 32, tensor: 8, pipeline: 4, schedule: interleaved, chunks: 12, microbatch: 4, zero: 1, "
+        "sequence_parallel: true, overlap_tensor: true}"
+    )
+    assert run(["simulate", "gpt3-175b-1024-a100", "--plan", "plan.yaml", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["peak_memory"] > simulated["memory_usable"] and simulated["fits"]
+    # time runs out after the sections about the plan itself
+    run(["explain", "gpt3-175b-1024-a100", "--plan", "plan.yaml", "--json", "--seconds", "3"])
+    explained = json.loads(capsys.readouterr().out)["plan"]
+    for name in ("step_time", "out_of_memory", "peak_memory", "fits"):
+        assert simulated[name] == explained[name]

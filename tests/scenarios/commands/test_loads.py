@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from meshwise import load
+from meshwise.reports.loads import list_loads_rows
 from meshwise.scenarios.commands.main import run
+from meshwise.simulator.units import format_time
 
 SCENARIO = """\
 name: small
@@ -82,7 +84,18 @@ def test_search_keeps_the_plan_that_is_best_under_loads(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["loads"] == ranked[0]["loads"]
     assert run(["search", "s.yaml", "--budget", "3"]) == 0
     out = capsys.readouterr().out
+    assert "tokens of samples a second; " in out
     assert "with full sequences" in out and "loads vary   the best at the 95 % quantile of 6 drawn steps" in out
+
+
+def test_packed_and_padded_steps_are_compared_by_tokens_of_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--json"]) == 0
+    loads = json.loads(capsys.readouterr().out)["loads"]
+    rate = loads["tokens_per_second"]
+    lines = dict(list_loads_rows(loads))
+    assert f"{rate:,.0f} tokens of samples a second ({format_time(1e6 / rate)} a million)" in lines["samples"]
+    assert lines["to compare"].startswith("tokens of samples a second, not seconds a step")
+    assert "to compare" not in dict(list_loads_rows(loads | {"padding": None}))
 
 
 @pytest.mark.parametrize("command", [["explain"], ["search", "--nodes", "1", "--tokens", "1M"]])

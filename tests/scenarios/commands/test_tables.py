@@ -39,6 +39,32 @@ def test_simulate_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["name"] for row in document["tables"]] == ["table_0", "table_1"]
 
 
+def test_throughput_of_a_recommender_counts_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_scenario(tmp_path, "rows")
+    assert run(["simulate", path]) == 0
+    printed = capsys.readouterr().out
+    assert "│ samples per second " in printed and "samples per second and device" in printed
+    assert "tokens per second" not in printed
+    document = print_json(capsys, "simulate", path)
+    assert document["unit"] == "samples"
+    assert document["tokens_per_second"] == pytest.approx(1024 / document["step_time"])
+
+
+def test_verbose_shows_all_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "many.yaml"
+    sizes, hots = [1000 * (n + 1) for n in range(11)], [1] * 11
+    text = SCENARIO.replace("rows: [300000, 20000], hots: [4, 1]", f"rows: {sizes}, hots: {hots}")
+    path.write_text(text.replace("EMBEDDINGS", "table").replace("POPULARITY", "popularity: 1.1"))
+    assert run(["simulate", str(path)]) == 0
+    few = capsys.readouterr().out
+    assert (
+        few.count("│ table_") == 8 and "... and 3 smaller tables, " in few and "(--verbose or --json shows all)" in few
+    )
+    assert run(["simulate", str(path), "--verbose"]) == 0
+    every = capsys.readouterr().out
+    assert every.count("│ table_") == 11 and "smaller table" not in every and "more data ranks" not in every
+
+
 def test_without_shared_tables_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedding_tables" not in print_json(capsys, "simulate", write_scenario(tmp_path, "replicated"))
 
@@ -60,8 +86,8 @@ def test_explain_says_how_tables_lie(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("embeddings", "popularity", "message"),
     [
         ("{table_7: rows}", "popularity: 1", "plan.embeddings.table_7: names a table, of table_0, table_1, or default"),
-        ("row", "popularity: 1", "plan.embeddings: default: is one of replicated, sparse, table, rows"),
-        ("{default: {cache: 0.5}}", "popularity: 1", "plan.embeddings: default: cache is of a table with placement:"),
+        ("row", "popularity: 1", "plan.embeddings: is one of replicated, sparse, table, rows"),
+        ("{default: {cache: 0.5}}", "popularity: 1", "plan.embeddings.default.cache: is of a table with placement:"),
         ("node_rows", "popularity: 1", "plan.embeddings: node_rows needs ranks in order on all devices of several"),
         ("rows", "popularity: -1", "model.popularity: is at least 0.0, met -1; nearest: 0.0"),
     ],
@@ -73,6 +99,20 @@ def test_wrong_words_end_with_2_and_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert any(message in line for line in lines), lines
     assert "Traceback" not in "".join(lines)
+
+
+def test_all_faults_of_tables_are_told_at_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embeddings = "{table_0: {cut: row, cache: 2}, table_1: {cut: rows, device: 1}, optimizer: adamw, pipelined: 7}"
+    path = write_scenario(tmp_path, embeddings)
+    assert run(["validate", path]) == 2
+    lines = [line.removeprefix(f"{path}:") for line in capsys.readouterr().err.splitlines()]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["6:57", "plan.embeddings.table_0.cut"],
+        ["6:67", "plan.embeddings.table_0.cache"],
+        ["6:99", "plan.embeddings.table_1.device"],
+        ["6:111", "plan.embeddings.optimizer"],
+        ["6:129", "plan.embeddings.pipelined"],
+    ]
 
 
 def test_other_models_have_no_popularity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

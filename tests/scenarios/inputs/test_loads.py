@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwise import ScenarioError, load
+from meshwise.scenarios.files.reader import MAX_FAULTS
 from meshwise.scenarios.inputs.loads import read_lengths
 from meshwise.strategies.loads.lengths import Lengths
 from meshwise.strategies.loads.loads import Loads, Stragglers
@@ -73,10 +74,24 @@ def test_a_line_without_a_length_is_told(text: str, message: str) -> None:
         read_loads(training=", sequence_lengths: lengths")
 
 
+def test_all_lines_without_a_length_are_told() -> None:
+    Path("lengths").write_text("length,count\n16,0\n32,1\nx,y\n")
+    with pytest.raises(ScenarioError) as caught:
+        read_loads(training=", sequence_lengths: lengths")
+    told = [(fault.line, fault.message.split(" ")[0]) for fault in caught.value.faults]
+    assert told == [(2, "count"), (4, "length"), (4, "count")]
+    Path("lengths").write_text("length,count\n" + "x,y\n" * 1000)
+    with pytest.raises(ScenarioError) as caught:
+        read_loads(training=", sequence_lengths: lengths")
+    assert len(caught.value.faults) == MAX_FAULTS
+
+
 def test_what_varies_is_read() -> None:
     assert read_loads() is None
     assert read_loads(model=EXPERTS.format(1.5)) is None
     assert read_loads(training=LENGTHS) == Loads(Lengths((16, 64), (0.75, 0.25)))
+    shares = LENGTHS.replace("share: 3", "share: 0.75").replace("share: 1", "share: 0.25")
+    assert read_loads(training=shares) == Loads(Lengths((16, 64), (0.75, 0.25)))
     spread = EXPERTS.format("{median: 1.2, p95: 1.8}")
     assert read_loads(model=spread) == Loads(imbalance=LogNormal(1.2, 1.8))
     loads = read_loads(
@@ -96,6 +111,10 @@ def test_what_varies_is_read() -> None:
             "s.yaml:3:1: training: packing is of samples with sequence_lengths, met none",
         ),
         ({"training": f"{LENGTHS}, packing: tight"}, "training.packing: holds one of none, pack, fixed, met 'tight'"),
+        (
+            {"training": LENGTHS.replace("3", "0.3").replace("share: 1", "share: 0.5")},
+            "training.sequence_lengths: shares sum to 1, or all are whole numbers of samples, met a sum of 0.8",
+        ),
         ({"training": ", sequence_lengths: none.csv"}, "none.csv: the file cannot be read: No such file"),
         ({"training": ", sequence_lengths: ../none.csv"}, "s.yaml:3:.*a path stays in the folder of its file"),
         ({"model": EXPERTS.format("{median: 2, p95: 1}")}, r"p95 is at least median\(2\), met 1; nearest: 2"),

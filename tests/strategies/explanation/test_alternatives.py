@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from meshwise.strategies.evaluation import Trial
 from meshwise.strategies.explanation.alternatives import (
     build_prospect,
     find_runner_up,
@@ -21,11 +22,15 @@ MEMORY = RANKED.problem.cluster.accelerator.memory
 DOUBT = Uncertainty(coverage=0.9, step_time_width=0.5, peak_memory_width=1e-9, reserved_ratios=(1.001, 1.0055, 1.01))
 
 
+def estimate_risk(trial: Trial) -> float:
+    return DOUBT.estimate_cluster_risk(RANKED.problem.cluster, trial.evaluation.peak_memory)
+
+
 @pytest.mark.parametrize("most", [0.0, 0.05, 0.6, 1.0])
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 def test_the_best_at_a_quantile_is_that_of_all_plans(quantile: float, most: float) -> None:
-    every = [build_prospect(RANKED.problem, trial, DOUBT, quantile, most) for trial in RANKED.list_ascending(fits)]
-    found = list(list_prospects(RANKED, DOUBT, quantile, most))
+    every = [build_prospect(trial, estimate_risk, DOUBT, quantile, most) for trial in RANKED.list_ascending(fits)]
+    found = list(list_prospects(RANKED, estimate_risk, DOUBT, quantile, most))
     best = min((each.quantile for each in every if each.is_allowed), default=inf)
     assert min((each.quantile for each in found if each.is_allowed), default=inf) == best
     assert found == every[: len(found)]
@@ -34,15 +39,15 @@ def test_the_best_at_a_quantile_is_that_of_all_plans(quantile: float, most: floa
 def test_a_plan_that_may_lack_memory_takes_longer_at_a_quantile_and_for_ever_beyond() -> None:
     trial = RANKED.find_fastest(fits)
     assert trial is not None
-    lacks = build_prospect(RANKED.problem, trial, DOUBT, 0.5, 1.0).out_of_memory
+    lacks = build_prospect(trial, estimate_risk, DOUBT, 0.5, 1.0).out_of_memory
     room = MEMORY / trial.evaluation.peak_memory
     assert lacks == pytest.approx(1 - (room - 1.001) / 0.009, abs=1e-6)
     assert 0.5 < lacks < 1  # the fastest plan fills 99.8 % of a device
-    assert build_prospect(RANKED.problem, trial, DOUBT, 0.9 * (1 - lacks), 1.0).quantile == pytest.approx(
+    assert build_prospect(trial, estimate_risk, DOUBT, 0.9 * (1 - lacks), 1.0).quantile == pytest.approx(
         DOUBT.step_time_quantile(trial.evaluation.step_time, 0.9)
     )
-    assert build_prospect(RANKED.problem, trial, DOUBT, 1.01 * (1 - lacks), 1.0).quantile == inf
-    assert not build_prospect(RANKED.problem, trial, DOUBT, 0.5, 0.9 * lacks).is_allowed
+    assert build_prospect(trial, estimate_risk, DOUBT, 1.01 * (1 - lacks), 1.0).quantile == inf
+    assert not build_prospect(trial, estimate_risk, DOUBT, 0.5, 0.9 * lacks).is_allowed
 
 
 BEST = RANKED.find_fastest(fits)

@@ -1,9 +1,15 @@
 """Layouts: every rule with its message."""
 
+import re
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem
 from meshwise.strategies.plan.rules import violations
 from meshwise.strategies.schedules.schedule import SCHEDULES
 
@@ -87,3 +93,32 @@ def test_a_broken_rule_says_what_holds_and_what_was_met(layout: Layout, field: s
 def test_heads_bound_the_tensor_degree() -> None:
     wide = problem(heads=6, kv_heads=6, hidden=48)
     assert any("tensor divides heads(6), met 8; nearest: 6" in v.message for v in violations(wide, Layout(tensor=8)))
+
+
+@given(
+    st.integers(1, 300), st.sampled_from([1, 2, 3]), st.integers(1, 12), st.sampled_from([1, 2, 4]), st.integers(1, 9)
+)
+def test_the_nearest_values_beside_a_batch_that_is_not_divided_hold(
+    batch: int, nodes: int, data: int, tensor: int, microbatch: int
+) -> None:
+    own, layout = problem(batch=batch, nodes=nodes), Layout(data=data, tensor=tensor, microbatch=microbatch)
+    messages = [found.message for found in violations(own, layout) if " divides global_batch(" in found.message]
+    assert bool(messages) == bool(batch % (data * microbatch))
+    for message in messages:
+        values = {name: int(value) for name, value in re.findall(r"(\w+): (\d+)", message.split("; nearest ")[1])}
+        new_batch = values.pop("global_batch", batch)
+        changed = replace(layout, **values)
+        left = [found.message for found in violations(replace_batch(own, new_batch), changed)]
+        assert not [line for line in left if "global_batch" in line or "ranks, cluster has" in line], message
+        size = changed.microbatch
+        assert isinstance(size, int) and values.get("data", data) == 8 * nodes // tensor
+        if "microbatch" in values:
+            share = batch // changed.data
+            assert abs(size - microbatch) == min(abs(n - microbatch) for n in range(1, share + 1) if share % n == 0)
+        elif new_batch != batch:
+            step = changed.data * size
+            assert abs(new_batch - batch) == min(abs(n - batch) for n in range(step, batch + step + 1, step))
+
+
+def replace_batch(own: Problem, batch: int) -> Problem:
+    return replace(own, training=replace(own.training, global_batch=batch))

@@ -53,14 +53,20 @@ def test_rows_over_all_data_ranks_are_legal() -> None:
             "table_1: device is below data(4), met 4; nearest: 3",
         ),
         (
+            {"embeddings": parse_embeddings({"table_1": {"cut": "node_rows", "device": 4}})},
+            "embeddings.table_1",
+            "table_1: device is below data(4), for it names the node of a data rank, met 4; nearest: 3",
+        ),
+        (
             {"data": 3, "placement": (0, 1, 2), "microbatch": 4, "embeddings": parse_embeddings("columns")},
             "embeddings.default",
-            "table_0: data(3) divides the columns(16); nearest: rows, or data: 2",
+            "table_0: data(3) divides the columns(16); nearest: rows",
         ),
         (
             {"embeddings": parse_embeddings("node_rows")},
             "embeddings",
-            "node_rows needs ranks in order on all devices of several alike nodes of several devices, met 4 ranks",
+            "node_rows needs ranks in order on all devices of several alike nodes of several devices, "
+            "met 4 ranks on 4 devices of 1 node; nearest: rows",
         ),
     ],
 )
