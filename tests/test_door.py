@@ -37,6 +37,7 @@ NAMES = [
     "execute",
     "load",
     "lower",
+    "parallelize",
     "search",
     "simulate",
 ]
@@ -45,7 +46,9 @@ NAMES = [
 def test_the_door_has_these_names_and_no_others() -> None:
     assert sorted(meshwise.__all__) == NAMES
     assert set(NAMES) <= set(dir(meshwise))
-    assert all(getattr(meshwise, name) is not None for name in NAMES if name not in ("capture", "execute"))
+    assert all(
+        getattr(meshwise, name) is not None for name in NAMES if name not in ("capture", "execute", "parallelize")
+    )
 
 
 def test_it_has_the_version_that_is_installed() -> None:

@@ -18,6 +18,7 @@ from meshwise.executor.recording.rank_files import (
     WATCH_PARENT,
     Heartbeat,
     RankError,
+    UserError,
     describe_first_failure,
     error_file,
     has_several_hosts,
@@ -68,7 +69,7 @@ def run_rank(folder: Path, run: Callable[[int], None]) -> int:
     try:
         run(rank)
     except Exception as error:  # the boundary of the process: every error becomes one message
-        if not isinstance(error, CheckpointError):  # its message needs no traceback
+        if not isinstance(error, CheckpointError | UserError):  # their messages need no traceback
             traceback.print_exc()
         RankError.from_exception(error).write(folder, rank)
         if has_several_hosts():

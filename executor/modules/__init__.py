@@ -1,1 +1,1 @@
-"""Training of a user's own module, with his data and optimizer, by torch's own data parallelism and sharded states."""
+"""A module that stays whole on every rank, trained under a plan by torch's data parallelism and sharded states."""

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwise.executor.recording.rank_files import UserError
 
-class BatchError(ValueError):
+
+class BatchError(UserError):
     """A batch that cannot be divided, or is no batch."""
 
 

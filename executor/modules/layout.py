@@ -1,7 +1,10 @@
 """What a plan says of a module that is whole on every rank: data parallelism, shards of states, recomputation."""
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from meshwise.executor.supported import ALL_REDUCE
@@ -9,6 +12,9 @@ from meshwise.strategies.plan.layout import STEP_DECISIONS
 from meshwise.strategies.plan.mesh import DATA, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
+
+MOST_DIGITS = 6
+"""Digits of a number in words, at most."""
 
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 """What may be computed again of the blocks of a module."""
@@ -84,6 +90,43 @@ class ModuleLayout:
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
         return cls(**document | {"recompute": Recompute(document["recompute"])})
+
+
+WORDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute")
+"""What `parse_layout` reads."""
+
+
+def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
+    """Return the layout of words ``NAME=VALUE,...``; what they do not say is as in ``default``.
+
+    >>> parse_layout("data=4,zero=3,recompute=full", ModuleLayout()).describe()
+    'data 4, 1 microbatch, ZeRO-3, full recompute'
+    """
+    values: dict[str, Any] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in WORDS:
+            matches = get_close_matches(name, WORDS, n=1)
+            nearest = f"; nearest: {matches[0]}" if matches else ""
+            raise ValueError(f"plan: words are {', '.join(WORDS)}, met {word.strip()!r}{nearest}")
+        if name == "recompute":
+            if value not in RECOMPUTES:
+                raise ValueError(f"plan: recompute is {' or '.join(RECOMPUTES)}, met {value!r}; nearest: full")
+            values[name] = Recompute(value)
+        elif not (value.isascii() and value.isdecimal()) or len(value) > MOST_DIGITS:
+            raise ValueError(f"plan: {name} is a number, met {value!r}; nearest: 1")
+        else:
+            values[name] = int(value)
+    return replace(default, **values)
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a file as ``meshwise search --out`` writes it; ``ValueError`` for other files."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        return Plan.from_json(document.get("plan", document))
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: a plan file as `meshwise search --out` writes it, met {error}") from error
 
 
 def find_module_layout(plan: Plan) -> ModuleLayout:

@@ -5,7 +5,7 @@ sum of weights, as of tokens that count. A mean over samples is checked: the los
 losses of its halves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from meshwise.executor.modules.batches import count_samples, select_samples
+from meshwise.executor.recording.rank_files import UserError
 
 LossFunction = Callable[[Any, Any], Any]
 """Returns the loss of ``(outputs, batch)``."""
@@ -22,7 +23,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 """Fraction by which the loss of a batch may differ from the mean of its halves by rounding alone."""
 
 
-class LossError(ValueError):
+class LossError(UserError):
     """A loss that cannot be added up over ranks and microbatches."""
 
 
@@ -139,8 +140,3 @@ def require_mean_over_samples(
             f"{rule}, so that ranks and microbatches add up to it: met {whole:.6g} for {num_samples} samples, and "
             f"{first:.6g} and {second:.6g} for their halves; nearest: return (sum, weight), or keep the batch whole"
         )
-
-
-def find_unused(parameters: Sequence[nn.Parameter]) -> bool:
-    """Return whether some parameters that are trained have no gradient."""
-    return any(parameter.requires_grad and parameter.grad is None for parameter in parameters)

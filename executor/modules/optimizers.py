@@ -7,6 +7,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from meshwise.executor.recording.rank_files import UserError
+
 OptimizerFactory = Callable[[nn.Module], Optimizer]
 """Returns the optimizer of a module, whose parameters may be shards by then."""
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -15,7 +17,7 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 WEIGHT_DECAY = 0.01
 
 
-class OptimizerError(ValueError):
+class OptimizerError(UserError):
     """An optimizer that cannot step a module's parameters."""
 
 

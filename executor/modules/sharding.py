@@ -12,7 +12,7 @@ References
 .. [1] torch, ``torch.distributed.fsdp.fully_shard``; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from meshwise.executor.modules.blocks import list_blocks, recompute_blocks
+from meshwise.executor.modules.blocks import recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.strategies.plan.recomputation import Recompute
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """The dtype in which a precision computes; parameters of bf16 have fp32 copies that the optimizer steps."""
@@ -40,16 +41,24 @@ def build_mesh(layout: ModuleLayout, device_type: str) -> DeviceMesh | None:
 
 
 def shard_module(
-    module: nn.Module, layout: ModuleLayout, device: torch.device, precision: str, *, has_unused: bool
+    module: nn.Module,
+    layout: ModuleLayout,
+    device: torch.device,
+    precision: str,
+    units: Sequence[nn.Module],
+    *,
+    has_unused: bool,
 ) -> nn.Module:
     """Return a module that is trained under a layout; parameters have the same names.
 
     Parameters
     ----------
+    units
+        Blocks that are gathered one at a time; the module itself is the last unit.
     has_unused
         Whether some forward may leave parameters unused.
     """
-    if layout.recompute:
+    if layout.recompute is not Recompute.NONE:
         recompute_blocks(module)
     mesh = build_mesh(layout, device.type)
     if mesh is None:
@@ -61,7 +70,7 @@ def shard_module(
     policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
     shard_mesh = mesh["shard"] if layout.shards == layout.data else mesh
     reshard = layout.zero == 3 and layout.reshard_after_forward
-    for unit in (*list_blocks(module), module):
+    for unit in (*units, module):
         fully_shard(unit, mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
     return module
 

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.sharding import count_ranks, find_rank
+from meshwise.executor.recording.rank_files import UserError
 
 _NAME = re.compile(r"step-(\d{8})")
 _PARTIAL = ".partial"
@@ -33,7 +34,7 @@ _FACTS, _SCHEDULER, _WEIGHTS = "facts.json", "scheduler.pt", "weights.pt"
 VERSION = 1
 
 
-class StatesError(ValueError):
+class StatesError(UserError):
     """A checkpoint that is not there, or that a module cannot go on from."""
 
 

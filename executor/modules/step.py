@@ -1,14 +1,14 @@
 """One step of training of a user's module under a plan: `parallelize`, and the step that it returns.
 
 >>> import torch
+>>> _ = torch.manual_seed(0)
 >>> module = torch.nn.Linear(2, 1)
->>> step = parallelize(module, loss=lambda outputs, batch: outputs.square().mean(), learning_rate=0.1)
+>>> step = parallelize(module, loss=lambda outputs, batch: outputs.square().mean(), learning_rate=0.01)
 >>> losses = [step(torch.ones(4, 2)) for _ in range(20)]
 >>> losses[-1] < losses[0]
 True
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.batch_norms import normalise_globally
-from meshwise.executor.modules.batches import select_samples, split_evenly, to_device, to_double
-from meshwise.executor.modules.layout import ModuleLayout, find_module_layout
+from meshwise.executor.modules.batches import split_evenly, to_device, to_double
+from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
     StepLoss,
     call_module,
-    find_unused,
     list_batch_norms,
     read_loss,
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, make_adamw
+from meshwise.executor.modules.probe import probe
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
@@ -43,10 +44,8 @@ from meshwise.executor.modules.sharding import (
     unwrap,
 )
 from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
+from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.strategies.plan.plan import Plan
-
-PROBE_SAMPLES = 2
-"""Samples with which is tried whether forward uses all parameters."""
 
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
@@ -103,6 +102,7 @@ class TrainingStep:
         self._factories = optimizer, scheduler
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
         self._checkpoint: Path | None = None
+        self._unused: UnusedParameters | None = None
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
@@ -162,8 +162,13 @@ class TrainingStep:
             self._require_whole_statistics()
             with find_precision_context(self.module, self.device, self.precision):
                 require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
-        has_unused = self.num_ranks > 1 and not self.layout.zero and self._leaves_unused(batch)
-        self.module = shard_module(self.module, self.layout, self.device, self.precision, has_unused=has_unused)
+        units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
+        if self.num_ranks > 1:
+            with find_precision_context(self.module, self.device, self.precision):
+                units, has_unused, idle_names = probe(self.module, units, batch, self.loss, self.device)
+        if has_unused and self.layout.zero:
+            self._unused = UnusedParameters((*units, self.module), idle_names)
+        self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
         scheduler = None if make_scheduler is None else make_scheduler(optimizer)
@@ -188,21 +193,10 @@ class TrainingStep:
         if norms and self.num_ranks > 1:
             normalise_globally(self.module)
 
-    def _leaves_unused(self, batch: Any) -> bool:
-        """Return whether a forward on some rank leaves parameters without gradients."""
-        samples = select_samples(batch, 0, PROBE_SAMPLES)
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        with find_precision_context(self.module, self.device, self.precision):
-            read_loss(call_module(self.module, samples), samples, self.loss).total.backward()  # type: ignore[no-untyped-call]
-        result = torch.tensor(float(find_unused(tuple(self.module.parameters()))), device=self.device)
-        self.module.zero_grad(set_to_none=True)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(buffers[name])
-        dist.all_reduce(result)
-        return bool(result)
-
     def _finish_gradients(self, factor: float) -> None:
         """Scale gradients to those of the step's loss, and clip them."""
+        if self._unused is not None:
+            self._unused.drop_gradients(self.device)
         parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
         if factor != 1.0:
             for parameter in parameters:
@@ -240,7 +234,8 @@ def parallelize(
     module
         Whole and with equal parameters on every rank; its forward takes a batch.
     plan
-        A plan or the file of one, or a `ModuleLayout`; by default data parallelism over all ranks.
+        A plan or the file of one, words such as ``data=2,zero=3``, or a `ModuleLayout`; by default data parallelism
+        over all ranks.
     optimizer
         A function of the module, or an optimizer of its parameters without states; by default AdamW.
     scheduler
@@ -262,9 +257,7 @@ def parallelize(
         Where the plan cuts the module itself, or has another number of ranks.
     """
     _join_ranks()
-    if isinstance(plan, str | Path):
-        plan = Plan.from_json(json.loads(Path(plan).read_text("utf-8")))
-    layout = find_module_layout(plan) if isinstance(plan, Plan) else plan or ModuleLayout(count_ranks())
+    layout = plan if isinstance(plan, ModuleLayout) else _read_layout(plan)
     return TrainingStep(
         module,
         layout,
@@ -275,6 +268,15 @@ def parallelize(
         max_norm=max_norm,
         seed=seed,
     )
+
+
+def _read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
+    """Return the layout of a plan, of its file, or of words; by default that of all ranks."""
+    if plan is None:
+        return ModuleLayout(count_ranks())
+    if isinstance(plan, str) and "=" in plan:
+        return parse_layout(plan, ModuleLayout(count_ranks()))
+    return find_module_layout(plan if isinstance(plan, Plan) else read_plan(Path(plan)))
 
 
 def _join_ranks() -> None:

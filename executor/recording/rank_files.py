@@ -82,12 +82,20 @@ def error_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.error"
 
 
+class UserError(ValueError):
+    """What a user's file, data or options must mend; the message says all, and needs no traceback."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """An exception that ended a rank, and its time in seconds since 1970."""
+    """An exception that ended a rank, and its time in seconds since 1970.
+
+    ``user_text`` is the message of a `UserError`, else empty.
+    """
 
     time: float
     error: str
+    user_text: str = ""
 
     @classmethod
     def from_exception(cls, error: Exception) -> "RankError":
@@ -95,7 +103,8 @@ class RankError:
         chain: list[BaseException] = [error]
         while chain[-1].__cause__ is not None:
             chain.append(chain[-1].__cause__)
-        return cls(time.time(), ", because of ".join(map(_format_line, chain)))
+        user_text = str(error) if isinstance(error, UserError) else ""
+        return cls(time.time(), ", because of ".join(map(_format_line, chain)), user_text)
 
     def write(self, folder: Path, rank: int) -> None:
         """Write this as the error of ``rank``."""

@@ -1,7 +1,5 @@
 """``meshwise train``: train a user's own module on his data under a plan. It runs the user's code."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +13,9 @@ from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
-    from meshwise.executor.modules.run import TrainRun
+    from meshwise.executor.user_training.run import TrainRun
 
 STEPS = 100
-LAYOUT_FIELDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute")
-"""What the words of ``--plan`` may say."""
 PRECISIONS = ("fp32", "bf16", "fp64")
 
 
@@ -57,8 +53,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."""
-    from meshwise.executor.modules.job import TrainJob
-    from meshwise.executor.modules.run import train as run_training  # so that help works without torch
+    from meshwise.executor.user_training.job import TrainJob
+    from meshwise.executor.user_training.run import train as run_training  # so that help works without torch
 
     if precision not in PRECISIONS:
         raise ValueError(f"--precision: {', '.join(PRECISIONS)}, met {precision}; nearest: bf16")
@@ -96,44 +92,15 @@ def train(
 
 def _choose_layout(plan: str | None, processes: int | None) -> "ModuleLayout":
     """Return the layout of a plan file, of words, or of so many processes."""
-    from meshwise.executor.modules.layout import ModuleLayout, find_module_layout
-    from meshwise.strategies.plan.plan import Plan
+    from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 
     if plan is None:
         return ModuleLayout(processes or 1)
-    if "=" not in plan:
-        try:
-            document = json.loads(Path(plan).read_text("utf-8"))
-            layout = find_module_layout(Plan.from_json(document.get("plan", document)))
-        except (OSError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{plan}: a plan file as `meshwise search --out` writes it, met {error}") from error
-    else:
-        layout = _parse_layout(plan, processes)
+    is_words = "=" in plan and not Path(plan).exists()
+    layout = parse_layout(plan, ModuleLayout(processes or 1)) if is_words else find_module_layout(read_plan(Path(plan)))
     if processes is not None and layout.data != processes:
         raise ValueError(f"--processes: those of the plan, {layout.data}, met {processes}; nearest: {layout.data}")
     return layout
-
-
-def _parse_layout(text: str, processes: int | None) -> "ModuleLayout":
-    """Return the layout of words ``NAME=VALUE,...``."""
-    from meshwise.executor.modules.layout import RECOMPUTES, ModuleLayout
-    from meshwise.strategies.plan.recomputation import Recompute
-
-    values: dict[str, Any] = {}
-    for word in text.split(","):
-        name, _, value = (part.strip() for part in word.partition("="))
-        if name not in LAYOUT_FIELDS:
-            raise ValueError(f"--plan: {name or word!r}: one of {', '.join(LAYOUT_FIELDS)}, met {word!r}")
-        if name == "recompute":
-            if value not in RECOMPUTES:
-                raise ValueError(f"--plan: recompute: none or full, met {value!r}; nearest: full")
-            values[name] = Recompute(value)
-        elif not value.isdecimal() or len(value) > 9:
-            raise ValueError(f"--plan: {name}: a number, met {value!r}; nearest: 1")
-        else:
-            values[name] = int(value)
-    layout = ModuleLayout(processes or 1)
-    return replace(layout, **values)
 
 
 def to_json(run: "TrainRun") -> dict[str, Any]:

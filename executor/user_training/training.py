@@ -18,15 +18,15 @@ from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, to_double
 from meshwise.executor.modules.blocks import list_blocks
-from meshwise.executor.modules.data import iterate_batches
-from meshwise.executor.modules.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
 from meshwise.executor.modules.losses import call_module, read_loss
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
-from meshwise.executor.modules.user_file import UserFile, UserFileError, find_own_line, format_error, load_file
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
-from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.rank_files import Heartbeat, UserError
+from meshwise.executor.user_training.data import iterate_batches
+from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.user_training.user_file import UserFile, UserFileError, find_own_line, format_error, load_file
 
 
 class Stopped(Exception):
@@ -147,7 +147,7 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
     except StopIteration:
         rule = "data() has a batch for every step"
         raise UserFileError(f"{user_file.path}: {rule}, met its end at step {step}") from None
-    except (UserFileError, ValueError):
+    except UserError:
         raise
     except Exception as error:
         line = find_own_line(error, user_file.path)
@@ -158,7 +158,7 @@ def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
     """Return the loss of a step; an error in the user's own code names its line."""
     try:
         return step(batch)
-    except UserFileError:
+    except UserError:
         raise
     except Exception as error:
         line = find_own_line(error, user_file.path)
@@ -172,11 +172,16 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+_DROPOUTS = ("p", "dropout", "dropout_p", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout")
+"""Attributes in which modules keep a probability of dropping."""
+
+
 def drop_nothing(module: nn.Module) -> None:
-    """Have dropout modules drop nothing."""
+    """Have the dropout of modules drop nothing, that of attention and recurrent layers included."""
     for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            part.p = 0.0
+        for name in _DROPOUTS:
+            if isinstance(part.__dict__.get(name), float):
+                setattr(part, name, 0.0)
 
 
 def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:

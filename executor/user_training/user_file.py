@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "BATCH")
-"""What a file may define."""
+from meshwise.executor.recording.rank_files import UserError
+
+NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize")
+"""The functions that a file may define."""
 NEEDED = ("model", "data")
 
 
-class UserFileError(ValueError):
+class UserFileError(UserError):
     """A user's file that cannot be read, or a function of it that fails; the message begins with its line."""
 
 
@@ -101,9 +103,11 @@ def load_file(path: Path) -> UserFile:
         matches = get_close_matches(missing_names[0], symbols, n=1)
         nearest = f"; nearest: {matches[0]}" if matches else ""
         raise UserFileError(
-            f"{path}: the file has the functions model() and data(), met no {missing_names[0]}{nearest}"
+            f"{path}: the file has the functions model() and data(), met no {missing_names[0]}(){nearest}"
         )
-    found = {name: symbols[name] for name in NAMES if name in symbols and name not in ("BATCH", "evaluate")}
+    if "evaluate" in symbols:
+        raise UserFileError(f"{path}: evaluate() is not run yet, met one; nearest: a file without it")
+    found = {name: symbols[name] for name in NAMES if name in symbols}
     for name, value in found.items():
         if not callable(value):
             raise UserFileError(f"{path}: {name} is a function, met {type(value).__name__}")

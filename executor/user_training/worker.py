@@ -1,4 +1,4 @@
-"""The process of one rank that trains a user's file: ``python -m meshwise.executor.modules.worker JOB.json``."""
+"""The process of one rank that trains a user's file: ``python -m meshwise.executor.user_training.worker JOB.json``."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from meshwise.executor.launch.worker import exit_process, run_rank
 
 
 def _run(path: Path, rank: int) -> None:
-    from meshwise.executor.modules.training import train_rank  # torch comes after the watch has begun
+    from meshwise.executor.user_training.training import train_rank  # torch comes after the watch has begun
 
     train_rank(path, rank)
 

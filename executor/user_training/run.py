@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwise.executor.device import require_device
-from meshwise.executor.launch.launcher import launch_ranks, require_torch
+from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.launch.run import Progress, compute_typical_time, log_steps
-from meshwise.executor.modules.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.recording.rank_files import UserError, read_errors
+from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
 from meshwise.simulator.brief import brief_repr
 
-WORKER = "meshwise.executor.modules.worker"
+WORKER = "meshwise.executor.user_training.worker"
 VERIFY = "verify"
 """The folder of a run's verification, inside the folder of the run."""
 VERIFIED_STEPS = 3
@@ -131,6 +132,11 @@ def _launch(job: TrainJob, folder: Path, progress: Progress | None = None, first
     poll = _build_poll(job, folder, progress, first_step)
     try:
         launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.data, timeout=job.timeout, poll=poll)
+    except ExecutionError as error:
+        failures = sorted(read_errors(folder, job.layout.data).values(), key=lambda failure: failure.time)
+        if failures and failures[0].user_text:
+            raise UserError(failures[0].user_text) from error
+        raise
     finally:
         poll()
 
@@ -185,7 +191,7 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
     """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
     import torch
 
-    from meshwise.executor.modules.training import train_plainly  # needs torch
+    from meshwise.executor.user_training.training import train_plainly  # needs torch
 
     check = replace(
         job,

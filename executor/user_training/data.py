@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from meshwise.executor.modules.batches import BatchError, count_samples, split_evenly
-from meshwise.executor.modules.user_file import UserFileError
+from meshwise.executor.user_training.user_file import UserFileError
 
 
 class StepSampler:

@@ -1,0 +1,93 @@
+"""What a module runs for single samples, from which is seen what depends on data.
+
+Ranks gather the shards of a block together, so a block that only some samples run cannot be a unit of its own, and
+`DistributedDataParallel` must look for parameters that a backward leaves without gradients. Both are tried with single
+samples of every rank; a module may still do otherwise with others.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwise.executor.modules.batches import count_samples, select_samples
+from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+
+MOST_SAMPLES = 8
+"""Samples of a rank that are tried, each alone."""
+
+
+class Findings(NamedTuple):
+    """What single samples have shown.
+
+    Parameters
+    ----------
+    steady_blocks
+        The blocks that every sample runs, equally often and once or more.
+    has_unused
+        Whether some sample leaves a parameter without a gradient.
+    idle_names
+        Names of the parameters that all samples leave without one.
+    """
+
+    steady_blocks: tuple[nn.Module, ...]
+    has_unused: bool
+    idle_names: frozenset[str]
+
+
+def probe(
+    module: nn.Module, blocks: Sequence[nn.Module], batch: Any, loss: LossFunction | None, device: torch.device
+) -> Findings:
+    """Return what the first samples of a batch show on all ranks; the module is left as it was."""
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    least = torch.full((len(blocks) + len(names),), torch.inf, device=device)
+    most = torch.zeros_like(least)
+    with _left_as_it_was(module):
+        for sample in range(min(count_samples(batch), MOST_SAMPLES)):
+            row = _try_sample(module, blocks, select_samples(batch, sample, sample + 1), loss).to(device)
+            least, most = torch.minimum(least, row), torch.maximum(most, row)
+    if dist.is_initialized():
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    is_steady = ((least == most) & (least > 0)).tolist()
+    steady_blocks = tuple(block for block, steady in zip(blocks, is_steady, strict=False) if steady)
+    least_uses, most_uses = least[len(blocks) :].tolist(), most[len(blocks) :].tolist()
+    idle_names = frozenset(name for name, uses in zip(names, most_uses, strict=True) if not uses)
+    return Findings(steady_blocks, not all(least_uses), idle_names)
+
+
+def _try_sample(module: nn.Module, blocks: Sequence[nn.Module], sample: Any, loss: LossFunction | None) -> Tensor:
+    """Return how often a sample runs every block, and for every parameter whether it has a gradient."""
+    counts: Counter[int] = Counter()
+    handles = [
+        block.register_forward_pre_hook(lambda *_, place=place: counts.update((place,)))
+        for place, block in enumerate(blocks)
+    ]
+    try:
+        read_loss(call_module(module, sample), sample, loss).total.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for handle in handles:
+            handle.remove()
+    uses = [parameter.grad is not None for parameter in module.parameters() if parameter.requires_grad]
+    module.zero_grad(set_to_none=True)
+    return torch.tensor([*(counts[place] for place in range(len(blocks))), *map(float, uses)])
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Run the body without dropout and batch statistics, of which one sample has none; keep modes and buffers."""
+    modes = {part: part.training for part in module.modules()}
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, is_training in modes.items():
+            part.training = is_training
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])

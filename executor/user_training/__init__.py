@@ -1,0 +1,1 @@
+"""Runs of a user's file: his module, data, loss and optimizer, trained by ranks that a launcher starts."""

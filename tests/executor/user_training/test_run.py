@@ -1,0 +1,108 @@
+"""A user's file under every layout is what a plain loop of torch on the whole batch is, or is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.run import TrainRun, train
+from meshwise.strategies.plan.recomputation import Recompute
+
+ZOO = Path(__file__).parent / "zoo.py"
+FULL = Recompute.FULL
+
+
+def run(
+    kind: str,
+    layout: ModuleLayout,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    verify: bool = True,
+    **changes: object,
+) -> TrainRun:
+    monkeypatch.setenv("KIND", kind)
+    job = replace(TrainJob(str(ZOO), layout, steps=2), **changes)  # type: ignore[arg-type]
+    return train(job, folder, verify=verify)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("convolutions", ModuleLayout(2)),
+        ("convolutions", ModuleLayout(2, zero=3)),
+        ("recurrent", ModuleLayout(2, zero=2, num_microbatches=2)),
+        ("routed", ModuleLayout(2)),
+        ("routed", ModuleLayout(2, zero=3, num_microbatches=2)),
+        ("weighted", ModuleLayout(2, num_microbatches=2)),
+        ("weighted", ModuleLayout(2, zero=1, num_microbatches=4)),
+        ("tied", ModuleLayout(2, zero=3, recompute=FULL)),
+        ("tied", ModuleLayout(4, zero=3, zero_shards=2, num_microbatches=2)),
+        ("tied", ModuleLayout(2, zero=3, reshard_after_forward=False, num_microbatches=2)),
+        ("tied", ModuleLayout(1, num_microbatches=4, recompute=FULL)),
+        ("spectral", ModuleLayout(2, zero=3)),
+    ],
+)
+def test_ranks_compute_what_one_process_does(
+    kind: str, layout: ModuleLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(kind, layout, tmp_path, monkeypatch)
+    assert result.difference is not None and result.difference.is_equal
+    assert len(result.losses) == 2 and result.losses[0] != result.losses[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "text"),
+    [
+        ("token mean", ModuleLayout(2), "a loss is a mean over samples"),
+        ("contrastive", ModuleLayout(1, num_microbatches=2), "a loss is a mean over samples"),
+        ("convolutions", ModuleLayout(1, num_microbatches=2), r"first_norm \(BatchNorm2d\) takes statistics"),
+        ("outputs", ModuleLayout(1), "a scalar loss or a pair"),
+        ("spectral", ModuleLayout(3), "divide the samples of a step, met 8; nearest: 6"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    kind: str, layout: ModuleLayout, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=text):
+        run(kind, layout, tmp_path, monkeypatch, verify=False)
+
+
+def test_a_token_mean_in_one_part_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("token mean", ModuleLayout(1), tmp_path, monkeypatch)
+    assert result.difference is not None and result.difference.is_equal
+
+
+def test_a_run_goes_on_under_another_layout_as_if_it_had_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"verify": False, "precision": "fp64", "without_dropout": True, "max_norm": 0.5}
+    whole = run("tied", ModuleLayout(1), tmp_path / "whole", monkeypatch, steps=8, **options)  # type: ignore[arg-type]
+    parts = tmp_path / "parts"
+    begun = run("tied", ModuleLayout(2, zero=3), parts, monkeypatch, steps=3, **options)  # type: ignore[arg-type]
+    rest = run("tied", ModuleLayout(2), parts, monkeypatch, steps=8, resume=True, **options)  # type: ignore[arg-type]
+    assert rest.first_step == 3
+    # eight steps of 8 samples are more than an epoch of 44
+    assert begun.losses + rest.losses == pytest.approx(whole.losses, rel=1e-12)
+    first, second = (torch.load(result.weights / "weights.pt", weights_only=True) for result in (whole, rest))
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(first[name], second[name], rtol=1e-9, atol=1e-12) for name in first)
+    lines = (parts / "metrics.jsonl").read_text().splitlines()
+    assert [f'"step": {number}' in line for number, line in enumerate(lines)] == [True] * 8
+
+
+def test_bf16_has_main_weights_in_fp32_and_moves_them_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"verify": False, "without_dropout": True, "steps": 6}
+    exact = run("tied", ModuleLayout(1), tmp_path / "exact", monkeypatch, **options)  # type: ignore[arg-type]
+    for number, layout in enumerate((ModuleLayout(1), ModuleLayout(2), ModuleLayout(2, zero=3))):
+        narrow = run("tied", layout, tmp_path / str(number), monkeypatch, precision="bf16", **options)  # type: ignore[arg-type]
+        weights = torch.load(narrow.weights / "weights.pt", weights_only=True)
+        assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+        assert narrow.losses == pytest.approx(exact.losses, rel=2e-2)
+        assert narrow.losses[-1] < narrow.losses[0]

@@ -1,0 +1,185 @@
+"""Modules of many kinds with data of their own, as a user's file has them; KIND in the environment names one."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BATCH = 8
+WORDS, LENGTH = 40, 10
+Draw = Callable[[torch.Generator], Any]
+
+
+class Convolutions(nn.Module):
+    """Batch statistics in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, stride=2)
+        self.first_norm, self.second_norm = nn.BatchNorm2d(6), nn.BatchNorm2d(8, momentum=None)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        x = F.relu(self.first_norm(self.first(image)))
+        x = F.relu(self.second_norm(self.second(x)))
+        return F.cross_entropy(self.head(x.mean((2, 3))), label)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.core = nn.Embedding(WORDS, 8), nn.LSTM(8, 12, 2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(12, WORDS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, _ = self.core(self.words(ids))
+        return F.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Routed(nn.Module):
+    """Which experts run depends on the data, and the router has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.head = nn.Linear(6, 4), nn.Linear(6, 1)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        choice, out = self.router(x).argmax(-1), x.clone()
+        for number, expert in enumerate(self.experts):
+            mask = choice == number
+            if mask.any():
+                out[mask] = expert(x[mask])
+        return F.mse_loss(self.head(out)[:, 0], y)
+
+
+class Weighted(nn.Module):
+    """Its loss is a sum and a weight: samples have different numbers of tokens that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)
+
+    def compute_loss(self, ids: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        logits = self.head(self.words(ids)).flatten(0, 1)
+        return F.cross_entropy(logits, labels.flatten(), reduction=reduction, ignore_index=-100)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Any:
+        return self.compute_loss(ids, labels, "sum"), (labels != -100).sum()
+
+
+class TokenMean(Weighted):
+    """A mean over the tokens of a batch, which is no mean over samples."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Any:
+        return {"loss": self.compute_loss(ids, labels, "mean")}
+
+
+class Contrastive(nn.Module):
+    """Every sample is told from all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        likeness = 10 * F.normalize(self.left(x), dim=-1) @ F.normalize(self.right(y), dim=-1).T
+        return F.cross_entropy(likeness, torch.arange(len(x)))
+
+
+class Tied(nn.Module):
+    """Layers of attention with dropout, and one table at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(8, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class Spectral(nn.Module):
+    """Complex numbers inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.head = nn.Parameter(torch.ones(5)), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.head(torch.fft.irfft(torch.fft.rfft(x) * self.filter))[:, 0], y)
+
+
+class Outputs(nn.Module):
+    """It returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+def floats(*shapes: tuple[int, ...]) -> Draw:
+    """Return a draw of tensors of normal numbers."""
+    return lambda generator: tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def words(generator: torch.Generator) -> Any:
+    """Return the tokens of a sample."""
+    return (torch.randint(WORDS, (LENGTH,), generator=generator),)
+
+
+def labelled_words(generator: torch.Generator) -> Any:
+    """Return tokens and labels, of which a drawn number counts."""
+    labels = torch.randint(WORDS, (LENGTH,), generator=generator)
+    labels[int(torch.randint(1, LENGTH, (1,), generator=generator)) :] = -100
+    return {"ids": words(generator)[0], "labels": labels}
+
+
+def images(generator: torch.Generator) -> Any:
+    """Return an image and its class."""
+    return torch.randn(3, 9, 9, generator=generator), torch.randint(5, (), generator=generator)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
+    "convolutions": (Convolutions, images),
+    "recurrent": (Recurrent, words),
+    "routed": (Routed, floats((6,), ())),
+    "weighted": (Weighted, labelled_words),
+    "token mean": (TokenMean, labelled_words),
+    "contrastive": (Contrastive, floats((6,), (6,))),
+    "tied": (Tied, words),
+    "spectral": (Spectral, floats((8,), ())),
+    "outputs": (Outputs, floats((6,))),
+}
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """Samples that are drawn from their number."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 44
+
+    def __getitem__(self, number: int) -> Any:
+        return self.draw(torch.Generator().manual_seed(number))
+
+
+def model() -> nn.Module:
+    return KINDS[os.environ["KIND"]][0]()
+
+
+def data() -> Samples:
+    return Samples(KINDS[os.environ["KIND"]][1])

@@ -1,0 +1,76 @@
+"""``meshwise train``: one command for a user's file, and one message for every fault."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshwise.scenarios.commands.main import run
+
+FILE = """
+import torch
+BATCH = 4
+
+def model():
+    return torch.nn.Linear(2, 1)
+
+def data():
+    return torch.utils.data.TensorDataset(torch.arange(24.0).view(12, 2) / 24)
+
+def loss(outputs, batch):
+    return outputs.square().mean()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    return "mine.py"
+
+
+def test_a_run_and_its_continuation(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", file, "--plan", "data=2,zero=1", "--steps", "3", "--verify", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["verify"]["equal"] and first["plan"]["zero"] == 1 and len(first["loss"]) == 3
+    assert run(["train", file, "--steps", "5", "--resume", "--checkpoint-every", "1", "--json"]) == 0
+    rest = json.loads(capsys.readouterr().out)
+    assert rest["first_step"] == 3 and len(rest["loss"]) == 2
+    names = sorted(path.name for path in Path("meshwise-train/checkpoints").iterdir())
+    assert names == ["step-00000003", "step-00000004", "step-00000005"]
+    assert run(["train", file, "--steps", "6", "--resume"]) == 0
+    text = capsys.readouterr().out
+    assert "3 parameters, 0 blocks" in text and "at step 5, " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.py"], "a Python file that has model() and data(), met no such file"),
+        (["mine.py", "--plan", "data=2,zerro=1"], "met 'zerro=1'; nearest: zero"),
+        (["mine.py", "--plan", "zero=high"], "zero is a number, met 'high'"),
+        (["mine.py", "--plan", "recompute=some"], "recompute is none or full, met 'some'; nearest: full"),
+        (["mine.py", "--plan", "none.json"], "none.json: a plan file as `meshwise search --out` writes it"),
+        (["mine.py", "--plan", "data=2", "--processes", "3"], "those of the plan, 2, met 3; nearest: 2"),
+        (["mine.py", "--plan", "data=3"], "data ranks(3) divide the samples of a step, met 4; nearest: 3"),
+        (["mine.py", "--resume"], "a folder of checkpoints has step-..., met none"),
+        (["mine.py", "--precision", "fp8"], "met fp8; nearest: bf16"),
+        (["mine.py", "--clip", "0"], "are above 0"),
+        (["mine.py", "--batch", "13"], "at most all samples of the dataset(12), met 13; nearest: 12"),
+    ],
+)
+def test_bad_input_is_one_message(
+    arguments: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", *arguments, "--steps", "2"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_a_fault_in_the_users_code_is_told_with_its_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(file).write_text(FILE.replace("outputs.square().mean()", "outputs.sqare().mean()"))
+    assert run(["train", file, "--plan", "data=2", "--steps", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "mine.py:12: AttributeError: 'Tensor' object has no attribute 'sqare'" in error and "Traceback" not in error
