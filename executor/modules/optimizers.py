@@ -1,7 +1,6 @@
 """The optimizer and the schedule of the learning rate of a user's module, built once its parameters are sharded."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -32,8 +31,8 @@ def build_optimizer(source: OptimizerFactory | Optimizer, module: nn.Module, nam
     Parameters
     ----------
     source
-        A function of the module; or an optimizer of its parameters as they were before they were sharded, whose class,
-        groups and options the result has.
+        A function of the module; or an optimizer of its parameters as they were before they were sharded, which steps
+        the shards from then on.
     names
         The names of parameters, by the identity that they had before.
 
@@ -43,7 +42,7 @@ def build_optimizer(source: OptimizerFactory | Optimizer, module: nn.Module, nam
         Where the source is no optimizer, has states already, or parameters of another module.
     """
     if isinstance(source, Optimizer):
-        return _build_again(source, module, names)
+        return _hand_over(source, module, names)
     optimizer = source(module)
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(f"optimizer(module) returns a torch.optim.Optimizer, met {type(optimizer).__name__}")
@@ -53,19 +52,24 @@ def build_optimizer(source: OptimizerFactory | Optimizer, module: nn.Module, nam
     return optimizer
 
 
-def _build_again(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
+def build_scheduler(source: SchedulerFactory | LRScheduler | None, optimizer: Optimizer) -> LRScheduler | None:
+    """Return the schedule of an optimizer; `OptimizerError` where it is another optimizer's."""
+    scheduler = source if source is None or isinstance(source, LRScheduler) else source(optimizer)
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise OptimizerError("a schedule is of the optimizer that steps the module, met another's")
+    return scheduler
+
+
+def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
     if source.state:
         raise OptimizerError(
             f"an optimizer begins without states, met {type(source).__name__} with those of {len(source.state)} "
             "parameters; nearest: a new one, and step.load(FOLDER)"
         )
     parameters = dict(module.named_parameters())
-    groups: list[dict[str, Any]] = []
-    for group in source.param_groups:
-        group_names = [names.get(id(parameter)) for parameter in group["params"]]
-        if None in group_names:
-            raise OptimizerError("an optimizer steps the parameters of the module that is parallelised, met others")
-        groups.append(group | {"params": [parameters[name] for name in group_names if name is not None]})
-    make: Any = type(source)
-    result: Optimizer = make(groups, **source.defaults)
-    return result
+    group_names = [[names.get(id(parameter)) for parameter in group["params"]] for group in source.param_groups]
+    if any(None in row for row in group_names):
+        raise OptimizerError("an optimizer steps the parameters of the module that is parallelised, met others")
+    for group, row in zip(source.param_groups, group_names, strict=True):
+        group["params"] = [parameters[name] for name in row if name is not None]
+    return source

@@ -32,7 +32,13 @@ from meshwise.executor.modules.losses import (
     read_loss,
     require_mean_over_samples,
 )
-from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, make_adamw
+from meshwise.executor.modules.optimizers import (
+    OptimizerFactory,
+    SchedulerFactory,
+    build_optimizer,
+    build_scheduler,
+    make_adamw,
+)
 from meshwise.executor.modules.probe import probe
 from meshwise.executor.modules.sharding import (
     DTYPES,
@@ -81,7 +87,7 @@ class TrainingStep:
         layout: ModuleLayout,
         *,
         optimizer: OptimizerFactory | Optimizer,
-        scheduler: SchedulerFactory | None = None,
+        scheduler: SchedulerFactory | LRScheduler | None = None,
         loss: LossFunction | None = None,
         precision: str = "fp32",
         max_norm: float | None = None,
@@ -171,7 +177,7 @@ class TrainingStep:
         self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
-        scheduler = None if make_scheduler is None else make_scheduler(optimizer)
+        scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
             load_states(self._checkpoint, self.module, optimizer, scheduler)
         self._trained = optimizer, scheduler
@@ -218,7 +224,7 @@ def parallelize(
     plan: Plan | ModuleLayout | str | Path | None = None,
     *,
     optimizer: OptimizerFactory | Optimizer | None = None,
-    scheduler: SchedulerFactory | None = None,
+    scheduler: SchedulerFactory | LRScheduler | None = None,
     loss: LossFunction | None = None,
     precision: str = "fp32",
     max_norm: float | None = None,
@@ -239,7 +245,7 @@ def parallelize(
     optimizer
         A function of the module, or an optimizer of its parameters without states; by default AdamW.
     scheduler
-        A function of the optimizer that returns a schedule of the learning rate; it is stepped once a step.
+        A schedule of the learning rate, or a function of the optimizer that returns one; it is stepped once a step.
     loss
         A function of ``(outputs, batch)``; by default the outputs are the loss, or have it as ``loss``.
     precision

@@ -15,7 +15,7 @@ from meshwise.executor.modules.batches import BatchError, select_samples, split_
 from meshwise.executor.modules.blocks import list_blocks, recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout
 from meshwise.executor.modules.losses import LossError, read_loss
-from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer
+from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer, build_scheduler
 from meshwise.executor.modules.step import parallelize
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -137,19 +137,28 @@ def test_losses_are_read_in_all_their_forms() -> None:
             read_loss(bad, None, None)
 
 
-def test_an_optimizer_is_built_again_with_its_groups() -> None:
+def test_an_optimizer_steps_shards_in_its_groups() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = [{"params": module[0].parameters(), "lr": 0.5}, {"params": module[1].parameters()}]
-    source = torch.optim.SGD(groups, lr=0.25, momentum=0.5)
+    source = torch.optim.AdamW(groups, lr=0.25, weight_decay=0.5)
     other = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))  # as shards are other parameters of the same names
     result = build_optimizer(source, other, names)
-    assert isinstance(result, torch.optim.SGD)
-    assert [(group["lr"], group["momentum"], len(group["params"])) for group in result.param_groups] == [
+    assert result is source
+    assert [(group["lr"], group["weight_decay"], len(group["params"])) for group in result.param_groups] == [
         (0.5, 0.5, 2),
         (0.25, 0.5, 2),
     ]
     assert result.param_groups[1]["params"][0] is other[1].weight
+
+
+def test_a_schedule_is_that_of_the_optimizer() -> None:
+    module = nn.Linear(2, 2)
+    optimizer, other = (torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(2))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    assert build_scheduler(schedule, optimizer) is schedule and build_scheduler(None, optimizer) is None
+    with pytest.raises(OptimizerError, match="met another's"):
+        build_scheduler(schedule, other)
 
 
 def test_an_optimizer_of_others_is_refused() -> None:
