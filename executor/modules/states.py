@@ -61,9 +61,14 @@ def save_states(
     return target
 
 
+def list_checkpoints(folder: Path) -> list[str]:
+    """Return the names of the whole checkpoints in a folder, the oldest first."""
+    return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+
+
 def find_newest(folder: Path) -> Path:
     """Return the newest whole checkpoint in a folder; `StatesError` where there is none."""
-    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    names = list_checkpoints(folder)
     if not names:
         raise StatesError(f"{folder}: a folder of checkpoints has step-..., met none")
     return folder / names[-1]

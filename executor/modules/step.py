@@ -79,6 +79,8 @@ class TrainingStep:
         The norm to which all gradients together are clipped; ``None`` for no clipping.
     seed
         The seed of random draws in forward, such as dropout: each rank and step has draws of its own.
+
+    ``step_number`` counts the steps that are done, and ``learning_rate`` is that of the last one, in its first group.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class TrainingStep:
         self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         self.step_number = 0
+        self.learning_rate = 0.0
         self._factories = optimizer, scheduler
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
         self._checkpoint: Path | None = None
@@ -125,6 +128,7 @@ class TrainingStep:
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
         mean_loss, factor = step_loss.reduce()
         self._finish_gradients(factor)
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if scheduler is not None:

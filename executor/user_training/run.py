@@ -1,11 +1,13 @@
 """Trains a user's file on this host under a layout, one process a rank, and returns what was measured."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
@@ -83,7 +85,9 @@ class TrainRun:
         return compute_typical_time(self.step_times)
 
 
-def train(job: TrainJob, folder: Path, *, verify: bool = False, progress: Progress | None = None) -> TrainRun:
+def train(
+    job: TrainJob, folder: Path, *, verify: bool = False, replace_run: bool = False, progress: Progress | None = None
+) -> TrainRun:
     """Train a user's file and return what was measured.
 
     Parameters
@@ -92,13 +96,16 @@ def train(job: TrainJob, folder: Path, *, verify: bool = False, progress: Progre
         Folder for the job, ``metrics.jsonl`` with a line a step, checkpoints and the weights at the end.
     verify
         Whether the first steps are made in fp64 beforehand, under the layout and in one process, and compared.
+    replace_run
+        Whether the checkpoints of an earlier run in the folder are removed; else a run that does not go on from them
+        is refused.
     progress
         Called with (step, loss, seconds) after every step.
 
     Raises
     ------
     ValueError
-        Where the file, its data or the checkpoint do not serve.
+        Where the file, its data or the checkpoint do not serve, or the folder has another run.
     ExecutionError
         Where a rank fails.
     DifferenceError
@@ -106,6 +113,7 @@ def train(job: TrainJob, folder: Path, *, verify: bool = False, progress: Progre
     """
     require_torch()
     require_device(job.device, job.layout.data)
+    first_step = _prepare_folder(job, folder, replace_run=replace_run)
     difference = verify_job(job, folder / VERIFY) if verify else None
     if difference is not None and not difference.is_equal:
         raise DifferenceError(
@@ -113,23 +121,37 @@ def train(job: TrainJob, folder: Path, *, verify: bool = False, progress: Progre
             f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward other than of dropout "
             "modules make them differ too"
         )
-    first_step = _find_first_step(job, folder)
-    log_step = log_steps(folder, first_step, lambda step: job.learning_rate, progress)
-    _launch(job, folder, log_step, first_step)
+    rates: dict[int, float] = {}
+    log_step = log_steps(folder, first_step, rates.__getitem__, progress)
+    _launch(job, folder, log_step, first_step, rates)
     return _collect(job, folder, first_step, difference)
 
 
-def _find_first_step(job: TrainJob, folder: Path) -> int:
-    if not job.resume:
-        return 0
-    from meshwise.executor.modules.states import find_newest, read_step  # needs torch
+def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
+    """Return the steps that are done; a folder has the checkpoints of one run only."""
+    from meshwise.executor.modules.states import find_newest, list_checkpoints, read_step  # needs torch
 
-    return read_step(find_newest(folder / CHECKPOINTS))
+    checkpoints = folder / CHECKPOINTS
+    if job.resume:
+        return read_step(find_newest(checkpoints))
+    if names := list_checkpoints(checkpoints):
+        if not replace_run:
+            met = f"met {names[-1]} in {checkpoints}"
+            raise UserError(f"--out: a new run has a folder without checkpoints, {met}; nearest: --resume or --replace")
+        shutil.rmtree(checkpoints)
+    return 0
 
 
-def _launch(job: TrainJob, folder: Path, progress: Progress | None = None, first_step: int = 0) -> None:
+def _launch(
+    job: TrainJob,
+    folder: Path,
+    progress: Progress | None = None,
+    first_step: int = 0,
+    rates: dict[int, float] | None = None,
+) -> None:
+    """Run the ranks of a job; ``rates`` gets the learning rate of every step before ``progress`` is told of it."""
     path = job.write(folder)
-    poll = _build_poll(job, folder, progress, first_step)
+    poll = _build_poll(job, folder, progress, first_step, {} if rates is None else rates)
     try:
         launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.data, timeout=job.timeout, poll=poll)
     except ExecutionError as error:
@@ -141,30 +163,42 @@ def _launch(job: TrainJob, folder: Path, progress: Progress | None = None, first
         poll()
 
 
-def _build_poll(job: TrainJob, folder: Path, progress: Progress | None, first_step: int) -> Callable[[], None]:
+def _build_poll(
+    job: TrainJob, folder: Path, progress: Progress | None, first_step: int, rates: dict[int, float]
+) -> Callable[[], None]:
     num_told = 0
 
     def poll() -> None:
         nonlocal num_told
         if progress is not None:
             rows = list(_read_steps(job, folder))
-            for number in range(num_told, len(rows)):
-                loss, seconds, _ = rows[number]
-                progress(first_step + number, loss, seconds)
-                num_told = number + 1
+            for number, row in enumerate(rows[num_told:], first_step + num_told):
+                rates[number] = row.learning_rate
+                progress(number, row.loss, row.seconds)
+            num_told = len(rows)
 
     return poll
 
 
-def _read_steps(job: TrainJob, folder: Path) -> Iterator[tuple[float, float, int]]:
-    """Yield loss, seconds and samples of every step that all ranks have finished."""
+class _Row(NamedTuple):
+    """A step of all ranks: its loss, the seconds of the slowest rank, all samples, and the learning rate."""
+
+    loss: float
+    seconds: float
+    samples: int
+    learning_rate: float
+
+
+def _read_steps(job: TrainJob, folder: Path) -> Iterator[_Row]:
+    """Yield every step that all ranks have finished."""
     rank_rows = []
     for rank in range(job.layout.data):
         path = metrics_file(folder, rank)
         text = path.read_text("utf-8") if path.exists() else ""
         rank_rows.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
     for rows in zip(*rank_rows, strict=False):
-        yield rows[0]["loss"], max(row["seconds"] for row in rows), sum(row["samples"] for row in rows)
+        seconds, samples = max(row["seconds"] for row in rows), sum(row["samples"] for row in rows)
+        yield _Row(rows[0]["loss"], seconds, samples, rows[0]["learning_rate"])
 
 
 def _collect(job: TrainJob, folder: Path, first_step: int, difference: Difference | None) -> TrainRun:
@@ -174,9 +208,9 @@ def _collect(job: TrainJob, folder: Path, first_step: int, difference: Differenc
     return TrainRun(
         job,
         first_step,
-        tuple(loss for loss, _, _ in rows),
-        tuple(seconds for _, seconds, _ in rows),
-        rows[0][2],
+        tuple(row.loss for row in rows),
+        tuple(row.seconds for row in rows),
+        rows[0].samples,
         facts[0]["parameters"],
         facts[0]["blocks"],
         max(peaks) if peaks else None,
@@ -204,7 +238,7 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
     with redirect_stdout(sys.stderr):  # the user's file may print
         expected_losses, expected_weights = train_plainly(check)
     _launch(check, folder)
-    losses = [loss for loss, _, _ in _read_steps(check, folder)]
+    losses = [row.loss for row in _read_steps(check, folder)]
     weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
     loss_difference = max(
         abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in zip(losses, expected_losses, strict=True)

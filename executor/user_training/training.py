@@ -93,6 +93,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
                 "loss": loss,
                 "seconds": time.perf_counter() - start,
                 "samples": count_samples(batch),
+                "learning_rate": step.learning_rate,
             }
             metrics.write(json.dumps(row) + "\n")
             metrics.flush()

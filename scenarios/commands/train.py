@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwise.executor.device import CUDA, check_device, count_gpus
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.commands.run_report import follow
 from meshwise.scenarios.console import Ticker, emit, note, print_rows
@@ -37,7 +38,9 @@ def train(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes; by default those of the plan.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default those of the plan, else one, or one a GPU.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step, instead of BATCH of the file.")] = None,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}; bf16 has fp32 main weights.")] = "fp32",
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, where the file has no optimizer.")] = 1e-3,
@@ -49,6 +52,7 @@ def train(
     out: Annotated[str, typer.Option(help="Folder for metrics, checkpoints and weights.")] = "meshwise-train",
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0 for one at the end.")] = 0,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in --out, under any plan.")] = False,
+    replace: Annotated[bool, typer.Option(help="Remove the checkpoints of an earlier run in --out.")] = False,
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -63,7 +67,8 @@ def train(
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"{file}: a Python file that has model() and data(), met no such file")
-    layout = _choose_layout(plan, processes)
+    check_device(device)
+    layout = _choose_layout(plan, processes, device)
     target = make_folder(out)
     job = TrainJob(
         str(path.resolve()),
@@ -81,7 +86,7 @@ def train(
     ticker = Ticker()
     note(f"{layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
     try:
-        run = run_training(job, target, verify=verify, progress=follow(ticker))
+        run = run_training(job, target, verify=verify, replace_run=replace, progress=follow(ticker))
     finally:
         ticker.clear()
     if as_json:
@@ -90,14 +95,15 @@ def train(
         _print_run(run)
 
 
-def _choose_layout(plan: str | None, processes: int | None) -> "ModuleLayout":
-    """Return the layout of a plan file, of words, or of so many processes."""
+def _choose_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout":
+    """Return the layout of a plan file, of words, or of so many processes: by default one, or one a GPU."""
     from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 
+    default = ModuleLayout(processes or (max(count_gpus(), 1) if device == CUDA else 1))
     if plan is None:
-        return ModuleLayout(processes or 1)
+        return default
     is_words = "=" in plan and not Path(plan).exists()
-    layout = parse_layout(plan, ModuleLayout(processes or 1)) if is_words else find_module_layout(read_plan(Path(plan)))
+    layout = parse_layout(plan, default) if is_words else find_module_layout(read_plan(Path(plan)))
     if processes is not None and layout.data != processes:
         raise ValueError(f"--processes: those of the plan, {layout.data}, met {processes}; nearest: {layout.data}")
     return layout

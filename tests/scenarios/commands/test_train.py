@@ -42,7 +42,13 @@ def test_a_run_and_its_continuation(file: str, capsys: pytest.CaptureFixture[str
     assert names == ["step-00000003", "step-00000004", "step-00000005"]
     assert run(["train", file, "--steps", "6", "--resume"]) == 0
     text = capsys.readouterr().out
-    assert "3 parameters, 0 blocks" in text and "at step 5, " in text
+    assert "3 parameters, 0 blocks" in text and "at step 5" in text
+    assert run(["train", file, "--steps", "2"]) == 2
+    assert "met step-00000006 in meshwise-train/checkpoints; nearest: --resume or --replace" in capsys.readouterr().err
+    assert run(["train", file, "--steps", "2", "--replace", "--learning-rate", "0.5"]) == 0
+    assert [path.name for path in Path("meshwise-train/checkpoints").iterdir()] == ["step-00000002"]
+    rows = [json.loads(line) for line in Path("meshwise-train/metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["learning_rate"]) for row in rows] == [(0, 0.5), (1, 0.5)]
 
 
 @pytest.mark.parametrize(
