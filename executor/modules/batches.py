@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from meshwise.executor.recording.rank_files import UserError
@@ -70,3 +71,18 @@ def to_double(batch: Any) -> Any:
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device; copies from page-locked memory run beside computing."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def gather_samples(batch: Any, most: int) -> Any:
+    """Return the first samples of all ranks, about ``most``; those of this rank where ranks' shapes differ."""
+    if not dist.is_initialized():
+        return select_samples(batch, 0, most)
+    own_samples = map_tensors(select_samples(batch, 0, max(most // dist.get_world_size(), 1)), Tensor.cpu)
+    rank_samples: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rank_samples, own_samples)
+    columns = [list_tensors(samples) for samples in rank_samples]
+    shapes = {tuple(tensor.shape for tensor in column) for column in columns}
+    if len(shapes) > 1:
+        return select_samples(batch, 0, most)
+    joined = iter([torch.cat(tensors) for tensors in zip(*columns, strict=True)])
+    return map_tensors(batch, lambda tensor: next(joined).to(tensor.device))

@@ -6,10 +6,12 @@ and lies in no other block. Parameters outside blocks belong to the module itsel
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -52,6 +54,24 @@ def _has_blocks(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and any(_list_blocks(module))
 
 
+def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _without_statistics(block)
+
+
+@contextmanager
+def _without_statistics(block: nn.Module) -> Iterator[None]:
+    """Run a forward again with copies of running statistics, to which it adds a second time."""
+    norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
+    buffers = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+    for norm, name, buffer in buffers:
+        setattr(norm, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for norm, name, buffer in buffers:
+            setattr(norm, name, buffer)
+
+
 def recompute_blocks(module: nn.Module) -> int:
     """Have backward compute every block again instead of keeping what forward makes; return their number.
 
@@ -60,5 +80,6 @@ def recompute_blocks(module: nn.Module) -> int:
     blocks = list_blocks(module)
     for block in blocks:
         forward: Any = block.forward
-        block.forward = partial(checkpoint, forward, use_reentrant=False)
+        contexts = partial(_make_contexts, block)
+        block.forward = partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
     return len(blocks)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from meshwise.executor.modules.batches import count_samples, select_samples
+from meshwise.executor.modules.batches import count_samples, gather_samples, select_samples
+from meshwise.executor.modules.quiet import keep_quiet
 from meshwise.executor.recording.rank_files import UserError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -21,6 +22,10 @@ LossFunction = Callable[[Any, Any], Any]
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Fraction by which the loss of a batch may differ from the mean of its halves by rounding alone."""
+
+
+MOST_CHECKED = 8
+"""Samples of all ranks together on which a loss is checked, at least one a rank."""
 
 
 class LossError(UserError):
@@ -113,30 +118,30 @@ def require_mean_over_samples(
 ) -> None:
     """Raise `LossError` where the loss of a batch is not the mean of the losses of its halves.
 
-    It runs without dropout and without gradients, on at most 8 samples. A pair (sum, weight) is not checked but for its
-    sums; one sample has no halves.
+    It runs without gradients on the first samples of all ranks. Of a pair (sum, weight) the sums are checked. A forward
+    that draws other random numbers than those of dropout cannot be checked.
     """
-    num_samples = min(count_samples(batch), 8) // 2 * 2
+    samples = gather_samples(batch, MOST_CHECKED)
+    num_samples = count_samples(samples) // 2 * 2
     if num_samples < 2:
         return
     half = num_samples // 2
-    parts = [select_samples(batch, first, end) for first, end in ((0, num_samples), (0, half), (half, num_samples))]
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            losses = [read_loss(call_module(module, part), part, loss) for part in parts]
-    finally:
-        for part, is_training in modes.items():
-            part.training = is_training
-    whole, first, second = (float(item.total) for item in losses)
-    if losses[0].weight is not None:
-        expected, rule = first + second, "the sum of a loss (sum, weight) is that of its samples"
-    else:
-        expected, rule = (first + second) / 2, "a loss is a mean over samples"
+    ranges = ((0, num_samples), (0, num_samples), (0, half), (half, num_samples))
+    with keep_quiet(module), torch.no_grad():
+        parts = [select_samples(samples, first, end) for first, end in ranges]
+        losses = [read_loss(call_module(module, part), part, loss) for part in parts]
+    whole, again, first_half, second_half = (float(item.total) for item in losses)
     limit = TOLERANCES.get(losses[0].total.dtype, 1e-3) if tolerance is None else tolerance
-    if abs(whole - expected) > limit * max(abs(whole), abs(first), abs(second), 1e-6):
+    limit *= max(abs(whole), abs(first_half), abs(second_half), 1e-6)
+    if abs(whole - again) > limit:
+        return
+    if losses[0].weight is not None:
+        expected, rule = first_half + second_half, "the sum of a loss (sum, weight) is that of its samples"
+    else:
+        expected, rule = (first_half + second_half) / 2, "a loss is a mean over samples"
+    if abs(whole - expected) > limit:
         raise LossError(
             f"{rule}, so that ranks and microbatches add up to it: met {whole:.6g} for {num_samples} samples, and "
-            f"{first:.6g} and {second:.6g} for their halves; nearest: return (sum, weight), or keep the batch whole"
+            f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), or keep the "
+            "batch whole"
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from meshwise.executor.recording.rank_files import UserError
 
@@ -55,6 +55,8 @@ def build_optimizer(source: OptimizerFactory | Optimizer, module: nn.Module, nam
 def build_scheduler(source: SchedulerFactory | LRScheduler | None, optimizer: Optimizer) -> LRScheduler | None:
     """Return the schedule of an optimizer; `OptimizerError` where it is another optimizer's."""
     scheduler = source if source is None or isinstance(source, LRScheduler) else source(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise OptimizerError("a schedule depends on the step alone, met ReduceLROnPlateau; nearest: CosineAnnealingLR")
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         raise OptimizerError("a schedule is of the optimizer that steps the module, met another's")
     return scheduler

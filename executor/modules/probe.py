@@ -6,8 +6,7 @@ samples of every rank; a module may still do otherwise with others.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from meshwise.executor.modules.batches import count_samples, select_samples
 from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+from meshwise.executor.modules.quiet import keep_quiet
 
 MOST_SAMPLES = 8
 """Samples of a rank that are tried, each alone."""
@@ -46,7 +46,7 @@ def probe(
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     least = torch.full((len(blocks) + len(names),), torch.inf, device=device)
     most = torch.zeros_like(least)
-    with _left_as_it_was(module):
+    with keep_quiet(module):
         for sample in range(min(count_samples(batch), MOST_SAMPLES)):
             row = _try_sample(module, blocks, select_samples(batch, sample, sample + 1), loss).to(device)
             least, most = torch.minimum(least, row), torch.maximum(most, row)
@@ -75,19 +75,3 @@ def _try_sample(module: nn.Module, blocks: Sequence[nn.Module], sample: Any, los
     uses = [parameter.grad is not None for parameter in module.parameters() if parameter.requires_grad]
     module.zero_grad(set_to_none=True)
     return torch.tensor([*(counts[place] for place in range(len(blocks))), *map(float, uses)])
-
-
-@contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Run the body without dropout and batch statistics, of which one sample has none; keep modes and buffers."""
-    modes = {part: part.training for part in module.modules()}
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, is_training in modes.items():
-            part.training = is_training
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -90,11 +93,17 @@ def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, sched
     model_states, optimizer_states = get_state_dict(module, optimizer)
     states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
     try:
-        load(states, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+        planner = DefaultLoadPlanner(allow_partial_load=True)  # parameters without a gradient so far have no states
+        load(states, checkpoint_id=checkpoint, planner=planner, no_dist=count_ranks() == 1)
+        known_names = set(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
     except (RuntimeError, ValueError, OSError, KeyError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
     set_state_dict(module, optimizer, model_state_dict=states["module"], optim_state_dict=states["optimizer"])
+    for name, parameter in module.named_parameters():
+        plain_name = name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name
+        if not any(known_name.startswith(f"optimizer.state.{plain_name}.") for known_name in known_names):
+            optimizer.state.pop(parameter, None)
     scheduler_file = checkpoint / _SCHEDULER
     if scheduler is not None:
         if not scheduler_file.exists():

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.batch_norms import normalise_globally
-from meshwise.executor.modules.batches import split_evenly, to_device, to_double
+from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 from meshwise.executor.modules.losses import (
     LossError,
@@ -112,25 +113,28 @@ class TrainingStep:
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
         self._checkpoint: Path | None = None
         self._unused: UnusedParameters | None = None
+        self._course: CallCourse | None = None
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
         batch = self._place(batch)
         microbatches = split_evenly(batch, self.layout.num_microbatches, "microbatches")
         optimizer, scheduler = self._trained or self._begin(batch)
-        self.module.train()
-        torch.manual_seed((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank)
+        draws = torch.get_rng_state()  # those of the user's data, which are no part of a step
+        torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
         step_loss = StepLoss(self.layout.num_microbatches, self.num_ranks)
         for number, microbatch in enumerate(microbatches, 1):
             with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
                 with find_precision_context(self.module, self.device, self.precision):
                     loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+        torch.set_rng_state(draws)
         mean_loss, factor = step_loss.reduce()
+        self._require_same_course(count_samples(batch), is_mean=step_loss.weight is None)
         self._finish_gradients(factor)
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         if scheduler is not None:
             scheduler.step()
         self.step_number += 1
@@ -176,6 +180,11 @@ class TrainingStep:
         if self.num_ranks > 1:
             with find_precision_context(self.module, self.device, self.precision):
                 units, has_unused, idle_names = probe(self.module, units, batch, self.loss, self.device)
+            units = list_own_units(units, self.module)
+            broadcast_states(self.module)
+            if self.layout.zero:
+                self._require_one_dtype()
+                self._course = CallCourse(units)
         if has_unused and self.layout.zero:
             self._unused = UnusedParameters((*units, self.module), idle_names)
         self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
@@ -202,6 +211,30 @@ class TrainingStep:
             )
         if norms and self.num_ranks > 1:
             normalise_globally(self.module)
+
+    def _require_same_course(self, num_samples: int, *, is_mean: bool) -> None:
+        """Raise `LossError` where ranks have run other blocks, or have other numbers of samples for a mean."""
+        if self.num_ranks == 1:
+            return
+        figures = (float(num_samples) if is_mean else 0.0, 0.0 if self._course is None else self._course.take_digest())
+        extremes = torch.tensor([*figures, *(-figure for figure in figures)], dtype=torch.float64, device=self.device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        most_samples, most_digest, least_samples, least_digest = extremes.tolist()
+        if most_samples != -least_samples:
+            raise LossError(
+                f"all ranks have equally many samples for a mean over samples, met {-least_samples:.0f} to "
+                f"{most_samples:.0f}; nearest: return (sum, weight)"
+            )
+        if most_digest != -least_digest:
+            raise LossError(
+                f"all ranks run the same blocks in the same order under ZeRO, met others in step {self.step_number}; "
+                "nearest: zero=0"
+            )
+
+    def _require_one_dtype(self) -> None:
+        dtypes = {str(parameter.dtype) for parameter in self.module.parameters() if parameter.requires_grad}
+        if len(dtypes) > 1:
+            raise LossError(f"parameters are of one dtype under ZeRO, met {', '.join(sorted(dtypes))}; nearest: zero=0")
 
     def _finish_gradients(self, factor: float) -> None:
         """Scale gradients to those of the step's loss, and clip them."""

@@ -5,6 +5,8 @@ has none in the end, and neither has one that never had a gradient: as in one pr
 """
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -84,9 +86,18 @@ def _touch(owners: Sequence[nn.Module], unit: nn.Module, arguments: Any, outputs
     if not first_values:
         return outputs
     nothing = 0.0 * torch.stack([value.float() for value in first_values]).sum()
-    return map_tensors(
-        outputs, lambda tensor: tensor + nothing.to(tensor.dtype) if tensor.is_floating_point() else tensor
-    )
+
+    def bind(tensor: Tensor) -> Tensor:
+        return tensor + nothing.to(tensor.dtype) if tensor.is_floating_point() else tensor
+
+    if not is_dataclass(outputs) or isinstance(outputs, type):
+        return map_tensors(outputs, bind)
+    result = copy(outputs)  # as transformers' models return
+    for field in fields(outputs):
+        value = getattr(outputs, field.name)
+        if value is not None:
+            setattr(result, field.name, map_tensors(value, bind))
+    return result
 
 
 def _is_zero(parameter: nn.Parameter) -> bool:

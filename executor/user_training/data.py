@@ -10,7 +10,15 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from meshwise.executor.modules.batches import BatchError, count_samples, split_evenly
 from meshwise.executor.user_training.user_file import UserFileError
@@ -86,23 +94,41 @@ def iterate_batches(
         Where the samples of a step do not divide among ranks.
     """
     sampler_options = {"seed": seed, "first_step": first_step}
+    has_length = isinstance(data, Dataset | DataLoader) and hasattr(getattr(data, "dataset", data), "__len__")
+    if has_length and is_own:  # the user has divided the samples himself
+        batch = batch // num_ranks if batch is not None else None
+        rank, num_ranks = 0, 1
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        _require_known_sampler(data)
         sampler = StepSampler(
             len(data.dataset),  # type: ignore[arg-type]
-            _find_batch(batch, data.batch_size),
+            _find_batch(batch, getattr(data.batch_sampler, "batch_size", None)),
             rank,
             num_ranks,
-            shuffle=not isinstance(data.sampler, torch.utils.data.SequentialSampler),
+            shuffle=not isinstance(data.sampler, SequentialSampler),
             **sampler_options,
         )
         return iter(_make_loader(data.dataset, sampler, data))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        if not has_length:
+            raise UserFileError(f"a dataset has a length, met {type(data).__name__} without; nearest: IterableDataset")
         num_samples = len(data)  # type: ignore[arg-type]
         sampler = StepSampler(num_samples, _find_batch(batch, None), rank, num_ranks, shuffle=True, **sampler_options)
         return iter(_make_loader(data, sampler, None))
     if not isinstance(data, Iterable):
         raise UserFileError(f"data() returns a dataset, a DataLoader or an iterable, met {type(data).__name__}")
     return _iterate_stream(data, is_own=is_own, batch=batch, rank=rank, num_ranks=num_ranks, first_step=first_step)
+
+
+def _require_known_sampler(loader: DataLoader[Any]) -> None:
+    """Raise `UserFileError` where a loader's own order of samples would be lost."""
+    batch_sampler = loader.batch_sampler
+    own_sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else batch_sampler
+    if not isinstance(own_sampler, SequentialSampler | RandomSampler):
+        raise UserFileError(
+            f"ranks draw samples of a loader in order or at random, met {type(own_sampler).__name__}; nearest: an "
+            "iterable of batches"
+        )
 
 
 def _find_batch(batch: int | None, loader_batch: int | None) -> int:

@@ -3,9 +3,10 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from math import inf, isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from meshwise.simulator.brief import brief_repr
 WORKER = "meshwise.executor.user_training.worker"
 VERIFY = "verify"
 """The folder of a run's verification, inside the folder of the run."""
+MISMATCH = "collective mismatch"
+"""What gloo says where ranks exchange different numbers of bytes."""
 VERIFIED_STEPS = 3
 TOLERANCE = 1e-9
 """Fraction by which losses and weights in fp64 may differ from those of one process."""
@@ -39,7 +42,7 @@ class Difference:
     @property
     def is_equal(self) -> bool:
         """Whether both are as small as rounding is."""
-        return max(self.loss, self.weights) <= TOLERANCE
+        return self.loss <= TOLERANCE and self.weights <= TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ def train(
     if difference is not None and not difference.is_equal:
         raise DifferenceError(
             f"the ranks compute what one process does, met losses {difference.loss:.1e} and weights "
-            f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward other than of dropout "
-            "modules make them differ too"
+            f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward or "
+            "data, other than of dropout modules, make them differ too"
         )
     rates: dict[int, float] = {}
     log_step = log_steps(folder, first_step, rates.__getitem__, progress)
@@ -158,6 +161,9 @@ def _launch(
         failures = sorted(read_errors(folder, job.layout.data).values(), key=lambda failure: failure.time)
         if failures and failures[0].user_text:
             raise UserError(failures[0].user_text) from error
+        if job.layout.zero and MISMATCH in str(error):
+            cause = "ranks ran different parts of the module, which the first batch had not shown"
+            raise ExecutionError(f"{cause}; nearest: zero=0. {error}") from error
         raise
     finally:
         poll()
@@ -240,17 +246,24 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
     _launch(check, folder)
     losses = [row.loss for row in _read_steps(check, folder)]
     weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
-    loss_difference = max(
-        abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in zip(losses, expected_losses, strict=True)
-    )
-    if set(weights) != set(expected_weights):
-        raise DifferenceError(f"the weights of both runs have equal names, met {set(weights) ^ set(expected_weights)}")
+    pairs = zip(losses, expected_losses, strict=True)
+    loss_difference = find_largest(abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in pairs)
+    if missing_names := set(expected_weights) - set(weights):
+        raise DifferenceError(f"the weights of both runs have equal names, met no {', '.join(sorted(missing_names))}")
     differences = {
-        name: float(
-            (weights[name].double() - tensor.double()).abs().max() / tensor.double().abs().max().clamp(min=1e-12)
-        )
+        name: float((weights[name] - tensor).double().abs().max() / tensor.double().abs().max().clamp(min=1e-12))
         for name, tensor in expected_weights.items()
         if tensor.numel()
     }
-    worst_name = max(differences, key=differences.__getitem__, default="")
-    return Difference(loss_difference, differences.get(worst_name, 0.0), worst_name)
+    weights_difference = find_largest(differences.values())
+    worst_name = next((name for name, value in differences.items() if not value < weights_difference), "")
+    return Difference(loss_difference, weights_difference, worst_name)
+
+
+def find_largest(values: Iterable[float]) -> float:
+    """Return the largest of some differences, which is infinite where one is no number.
+
+    >>> find_largest([0.5, float("nan"), 0.25])
+    inf
+    """
+    return max((inf if isnan(value) else value for value in values), default=0.0)

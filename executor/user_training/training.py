@@ -20,13 +20,21 @@ from meshwise.executor.modules.batches import count_samples, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.losses import call_module, read_loss
 from meshwise.executor.modules.optimizers import make_adamw
+from meshwise.executor.modules.quiet import drop_nothing
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
-from meshwise.executor.user_training.user_file import UserFile, UserFileError, find_own_line, format_error, load_file
+from meshwise.executor.user_training.user_file import (
+    UserFile,
+    UserFileError,
+    find_own_line,
+    format_error,
+    load_file,
+    seed_draws,
+)
 
 
 class Stopped(Exception):
@@ -135,6 +143,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
 
 def open_batches(job: TrainJob, user_file: UserFile, rank: int, num_ranks: int, first_step: int) -> Iterator[Any]:
     """Return the batches of a rank from a step on."""
+    seed_draws(job.seed)
     data, is_own = user_file.open_data(rank, num_ranks)
     batch = job.batch or user_file.batch
     options = {"rank": rank, "num_ranks": num_ranks, "seed": job.seed, "first_step": first_step}
@@ -173,35 +182,41 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-_DROPOUTS = ("p", "dropout", "dropout_p", "dropout_rate", "attention_dropout", "attn_dropout", "hidden_dropout")
-"""Attributes in which modules keep a probability of dropping."""
-
-
-def drop_nothing(module: nn.Module) -> None:
-    """Have the dropout of modules drop nothing, that of attention and recurrent layers included."""
-    for part in module.modules():
-        for name in _DROPOUTS:
-            if isinstance(part.__dict__.get(name), float):
-                setattr(part, name, 0.0)
-
-
 def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
     """Return the losses and the last weights of a job in this process, whole batch after whole batch, in fp64.
 
-    It is a loop of torch alone, by which a run under a plan is judged.
+    It is a loop of torch alone, by which a run under a plan is judged. Weights whose gradients are nothing but rounding
+    are left out: optimizers that divide by the size of gradients make whole steps of them.
     """
     user_file = load_file(Path(job.file))
+    try:
+        return _train_plainly(job, user_file)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserFileError(f"{find_own_line(error, user_file.path)}: {format_error(error)}") from error
+
+
+NOISE = 1e-11
+"""Fraction of the largest gradient below which a gradient is rounding."""
+
+
+def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor]]:
     module = user_file.build_model(job.seed).double()
     drop_nothing(module)
     module.train()
     optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
     scheduler = None if user_file.scheduler is None else user_file.scheduler(optimizer)
     batches, losses = open_batches(job, user_file, 0, 1, 0), []
+    largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = to_double(next_batch(batches, user_file, number))
         loss = read_loss(call_module(module, batch), batch, user_file.loss)
         value = loss.total if loss.weight is None else loss.total / loss.weight
         value.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None and parameter.grad.numel():
+                largest[name] = max(largest[name], float(parameter.grad.abs().max()))
         if job.max_norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), job.max_norm)
         optimizer.step()
@@ -209,7 +224,10 @@ def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
         if scheduler is not None:
             scheduler.step()
         losses.append(value.item())
-    return losses, {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+    limit = NOISE * max(largest.values(), default=0.0)
+    noisy_names = {name for name, size in largest.items() if 0 < size < limit}
+    states = module.state_dict().items()
+    return losses, {name: tensor.detach().cpu() for name, tensor in states if name not in noisy_names}
 
 
 def print_to_stderr() -> None:

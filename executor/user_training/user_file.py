@@ -5,6 +5,7 @@ Loading it runs its code. `UserFile` has the functions that it defines; the othe
 
 import importlib.util
 import inspect
+import random
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -49,14 +51,14 @@ class UserFile:
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
-        torch.manual_seed(seed)
+        seed_draws(seed)
         module = self.call("model")
         if not isinstance(module, nn.Module):
             raise UserFileError(
                 f"{self._find_line(self.model)}: model() returns a torch.nn.Module, met {type(module).__name__}"
             )
         if self.initialize is not None:
-            torch.manual_seed(seed)
+            seed_draws(seed)
             self.call("initialize", module)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise UserFileError(f"{self._find_line(self.model)}: a module has parameters that are trained, met none")
@@ -68,7 +70,8 @@ class UserFile:
             parameters = inspect.signature(self.data).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
-        is_own = len(parameters) >= 2
+        num_needed = sum(parameter.default is parameter.empty for parameter in parameters.values())
+        is_own = num_needed >= 2 or {"rank", "world"} <= parameters.keys()
         return (self.call("data", rank, num_ranks) if is_own else self.call("data")), is_own
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -84,6 +87,13 @@ class UserFile:
     def _find_line(self, function: Callable[..., Any]) -> str:
         code = getattr(function, "__code__", None)
         return f"{self.path}:{code.co_firstlineno}" if code is not None else str(self.path)
+
+
+def seed_draws(seed: int) -> None:
+    """Seed the random numbers of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def load_file(path: Path) -> UserFile:

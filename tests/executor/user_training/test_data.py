@@ -85,6 +85,23 @@ def test_what_is_no_data_is_refused(data: Any, changes: dict[str, Any], text: st
         read(data, 1, **changes)
 
 
+def test_a_loader_with_an_order_of_its_own_is_refused() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(8))
+    sampler = torch.utils.data.SubsetRandomSampler(range(4))
+    batches = torch.utils.data.BatchSampler(sampler, 2, drop_last=True)
+    for loader in (
+        torch.utils.data.DataLoader(dataset, 2, sampler=sampler),
+        torch.utils.data.DataLoader(dataset, batch_sampler=batches),
+    ):
+        with pytest.raises(UserFileError, match="in order or at random, met SubsetRandomSampler"):
+            read(loader, 1)
+
+
+def test_a_dataset_of_one_rank_is_not_divided_again() -> None:
+    loader = torch.utils.data.DataLoader(range(4), batch_size=2, collate_fn=torch.tensor)  # type: ignore[arg-type,var-annotated]
+    assert read(loader, 2, is_own=True, num_ranks=2, rank=1) == [[0, 1], [2, 3]]
+
+
 def test_a_step_of_more_samples_than_there_are_is_refused() -> None:
     with pytest.raises(BatchError, match=r"all samples of the dataset\(7\), met 8; nearest: 6"):
         StepSampler(7, 8, 0, 2, seed=0, first_step=0, shuffle=True)

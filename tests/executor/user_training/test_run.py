@@ -37,6 +37,8 @@ def run(
     [
         ("convolutions", ModuleLayout(2)),
         ("convolutions", ModuleLayout(2, zero=3)),
+        ("residual", ModuleLayout(2, zero=3, recompute=FULL)),
+        ("residual", ModuleLayout(1, recompute=FULL)),
         ("recurrent", ModuleLayout(2, zero=2, num_microbatches=2)),
         ("routed", ModuleLayout(2)),
         ("routed", ModuleLayout(2, zero=3, num_microbatches=2)),
@@ -74,6 +76,12 @@ def test_what_cannot_be_divided_is_refused(
         run(kind, layout, tmp_path, monkeypatch, verify=False)
 
 
+def test_ranks_with_different_numbers_of_samples_are_refused(tmp_path: Path) -> None:
+    job = TrainJob(str(ZOO.with_name("uneven.py")), ModuleLayout(2), steps=1)
+    with pytest.raises(UserError, match="equally many samples for a mean over samples, met 2 to 6"):
+        train(job, tmp_path)
+
+
 def test_a_token_mean_in_one_part_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("token mean", ModuleLayout(1), tmp_path, monkeypatch)
     assert result.difference is not None and result.difference.is_equal
@@ -95,6 +103,18 @@ def test_a_run_goes_on_under_another_layout_as_if_it_had_never_stopped(
     assert all(torch.allclose(first[name], second[name], rtol=1e-9, atol=1e-12) for name in first)
     lines = (parts / "metrics.jsonl").read_text().splitlines()
     assert [f'"step": {number}' in line for number, line in enumerate(lines)] == [True] * 8
+
+
+def test_a_run_goes_on_with_parameters_that_had_no_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = run("routed", ModuleLayout(1), tmp_path, monkeypatch, verify=False)
+    rest = run("routed", ModuleLayout(2, zero=3), tmp_path, monkeypatch, verify=False, steps=4, resume=True)
+    assert (rest.first_step, len(begun.losses), len(rest.losses)) == (2, 2, 2)
+
+
+def test_another_run_is_not_mixed_with_the_one_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("spectral", ModuleLayout(1), tmp_path, monkeypatch, verify=False)
+    with pytest.raises(UserError, match="nearest: --resume or --replace"):
+        run("spectral", ModuleLayout(1), tmp_path, monkeypatch, verify=False)
 
 
 def test_bf16_has_main_weights_in_fp32_and_moves_them_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

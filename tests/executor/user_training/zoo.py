@@ -28,6 +28,31 @@ class Convolutions(nn.Module):
         return F.cross_entropy(self.head(x.mean((2, 3))), label)
 
 
+class Block(nn.Module):
+    """A convolution with batch statistics, and a scale that all blocks share."""
+
+    def __init__(self, scale: nn.Linear) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.scale = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.norm(self.convolution(x))) * self.scale.weight.mean()
+
+
+class Residual(nn.Module):
+    """Blocks with batch statistics, computed again in backward, and a part in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        scale = nn.Linear(2, 2)
+        self.blocks, self.head = nn.ModuleList(Block(scale) for _ in range(3)), nn.Linear(3, 5)
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        for block in self.blocks:
+            image = block(image)
+        return F.cross_entropy(self.head(image.mean((2, 3))), label)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +178,7 @@ def images(generator: torch.Generator) -> Any:
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "convolutions": (Convolutions, images),
+    "residual": (Residual, images),
     "recurrent": (Recurrent, words),
     "routed": (Routed, floats((6,), ())),
     "weighted": (Weighted, labelled_words),

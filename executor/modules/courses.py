@@ -1,0 +1,46 @@
+"""What ranks must have in common under shards: equal first states, units of their own, and one course of a step.
+
+Ranks gather the shards of a unit together. Where one of them runs another unit, gathers of equal size are paired
+wrongly without any error, so that the order in which units run is compared before a step counts.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch.distributed as dist
+from torch import nn
+
+
+class CallCourse:
+    """The order in which the units of a module run."""
+
+    def __init__(self, units: Sequence[nn.Module]) -> None:
+        self._digest = 0
+        for place, unit in enumerate(units):
+            unit.register_forward_pre_hook(partial(self._note_call, place))
+
+    def _note_call(self, place: int, module: nn.Module, arguments: Any) -> None:
+        self._digest = crc32(str(place).encode(), self._digest)
+
+    def take_digest(self) -> float:
+        """Return a number of the course since the last one was taken."""
+        digest, self._digest = self._digest, 0
+        return float(digest)
+
+
+def broadcast_states(module: nn.Module) -> None:
+    """Give all ranks the parameters and buffers of rank 0."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), 0)
+
+
+def list_own_units(units: Sequence[nn.Module], module: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the units whose parameters belong to no other unit, and to nothing outside units."""
+    inside = {id(part) for unit in units for part in unit.modules()}
+    outside = [part for part in module.modules() if id(part) not in inside]
+    owners = Counter(id(parameter) for unit in units for parameter in unit.parameters())
+    owners.update({id(parameter) for part in outside for parameter in part.parameters(recurse=False)})
+    return tuple(unit for unit in units if all(owners[id(parameter)] == 1 for parameter in unit.parameters()))
