@@ -31,8 +31,10 @@ from .search_runs import SearchRun
 NAMES = (*OPERATOR_ALGORITHMS, "auto", "mcmc", "mcts", "genetic")
 """All searches for operators, and for comparison the default and three searches for uniform plans."""
 
-TIMES = (2.0, 20.0)
-"""CPU seconds after which searches are compared."""
+EARLY = 2.0
+"""CPU seconds after which searches are compared, beside their whole time."""
+SECONDS = 20.0
+"""Default of the CPU seconds of a search."""
 COUNTS = (5, 50)
 """Evaluations after which they are compared."""
 NEAR = 0.01
@@ -57,7 +59,7 @@ def build_page(runs: Runs, seconds: float) -> str:
     """Return the page of all problems."""
     names = [name for name in NAMES if any(name in row for row in runs.values())]
     summary = [_summarise(name, runs, seconds) for name in names]
-    columns = [f"{count:,} evaluations" for count in COUNTS] + [f"{time:g} s" for time in TIMES]
+    columns = [f"{count:,} evaluations" for count in COUNTS] + [f"{time:g} s" for time in (EARLY, seconds)]
     headers = [*(f"within {NEAR:.0%} at {column}" for column in columns), "best", "median gap", "no plan", "proven"]
     rows = [
         (case, *(_describe_run(row[name], _find_best(row)) if name in row else "-" for name in names))
@@ -81,7 +83,7 @@ def build_page(runs: Runs, seconds: float) -> str:
 def _summarise(name: str, runs: Runs, seconds: float) -> tuple[str, ...]:
     """Return a row of the first table: how often a search is near the best, and how it ends."""
     pairs = [(row[name], _find_best(row)) for row in runs.values() if name in row]
-    limits = [(float(count), 0) for count in COUNTS] + [(time, 1) for time in TIMES]
+    limits = [(float(count), 0) for count in COUNTS] + [(time, 1) for time in (EARLY, seconds)]
     near = [sum(run.best_after(*limit) <= best * (1 + NEAR) for run, best in pairs) for limit in limits]
     gaps = [run.best / best - 1 for run, best in pairs]
     return (
@@ -122,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page of the command line; return the exit code."""
     parser = ArgumentParser(prog="python -m tests.studies.operator_comparison")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=TIMES[-1])
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--only", default="")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
