@@ -3,8 +3,10 @@
 import pytest
 
 from meshwise.executor.capture.capture import capture
+from meshwise.strategies.search.algorithms import ALGORITHMS
+from meshwise.strategies.search.simulated_search import search
 
-from .joint_comparison import NAMES, Found, build_page
+from .joint_comparison import NAMES, Found, build_page, capture_problem
 from .joint_models import FACTORIES
 
 
@@ -30,6 +32,14 @@ def test_the_page_counts_what_is_faster_than_the_better_of_both() -> None:
     lines = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
     assert "+20.0 %" in lines["a"].replace("\\", "") and "-10.0 %" in lines["c"].replace("\\", "")
     assert "none" in lines["b"] and "25 %" in lines["a"] and "1 GiB" in lines["a"]
+
+
+def test_few_evaluations_already_have_the_best_plan_of_operators_alone() -> None:
+    problem = capture_problem("recommender")
+    alone = search(ALGORITHMS["frontier"](), problem).best
+    together = search(ALGORITHMS["joint"](), problem, budget=25).best
+    assert alone is not None and together is not None
+    assert together.evaluation.step_time <= alone.evaluation.step_time
 
 
 @pytest.mark.parametrize("name", FACTORIES)

@@ -16,8 +16,9 @@ from meshwise.strategies.search.joint.stages import assemble_exactly
 from meshwise.strategies.search.proposals import OutOfTime, Proof, Proposals
 from meshwise.strategies.search.space import Space
 
-FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 1000, 40, 2
-"""Messages of the search for uniform plans before all others, then of that search and of the one for meshes in turn."""
+KNOWN_TURN, FIRST_TURN, UNIFORM_TURN, JOINT_TURN = 40, 1000, 40, 2
+"""Messages of the search for uniform plans before that for operators of one stage, and after it before meshes; then of
+the search for uniform plans and of the one for meshes in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Joint:
             raise ValueError(f"joint: spread is more than 0, met {self.spread}")
 
     def propose(self, problem: Problem, space: Space, costs: CostModel) -> Proposals:
-        """Yield uniform plans, those of one stage, then uniform ones and meshes in turns; return the least bound."""
+        """Yield some uniform plans, those of one stage, then uniform ones and meshes in turns; return the bound."""
         best = BestPlans()
         joint_search = JointSearch(problem, space, costs, partial(assemble_exactly, spread=self.spread), best)
         uniform_course = Course(Auto().propose(problem, space, costs), best, lambda plan: True)
@@ -62,9 +63,10 @@ class Joint:
             return Proof(min(bounds, default=joint_search.least_time), beyond=beyond)
 
         try:
-            yield from uniform_course.advance(FIRST_TURN)
-            with suppress(EntangledGraphError):
+            yield from uniform_course.advance(KNOWN_TURN)
+            with suppress(EntangledGraphError):  # seconds on most graphs, and far faster where parameters are most
                 yield from operator_course.advance()
+            yield from uniform_course.advance(FIRST_TURN)
             while not (uniform_course.is_done and joint_course.is_done):
                 yield from joint_course.advance(JOINT_TURN)
                 yield from uniform_course.advance(UNIFORM_TURN)
