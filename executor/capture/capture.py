@@ -82,7 +82,7 @@ def run_factory(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
         try:
             result = factory()
         except Exception as error:
-            raise CaptureError(f"{name}: the factory failed: {_format_error(error)}") from error
+            raise CaptureError(f"{name}: the factory failed: {format_error(error)}") from error
     return _check_result(name, result)
 
 
@@ -112,7 +112,7 @@ def _load_factory(name: str) -> Callable[[], Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise CaptureError(f"{file}: the file cannot be imported: {_format_error(error)}") from error
+        raise CaptureError(f"{file}: the file cannot be imported: {format_error(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     attribute = getattr(module, function, None)
@@ -136,6 +136,7 @@ def _check_result(name: str, result: Any) -> tuple[nn.Module, tuple[Tensor, ...]
     return module, tuple(inputs)
 
 
-def _format_error(error: Exception) -> str:
+def format_error(error: Exception) -> str:
+    """Return the kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

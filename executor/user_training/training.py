@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwise.executor.capture.capture import format_error
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, to_double
@@ -31,7 +32,6 @@ from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
     find_own_line,
-    format_error,
     load_file,
     seed_draws,
 )

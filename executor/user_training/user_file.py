@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.rank_files import UserError
 
 NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize")
@@ -148,9 +149,3 @@ def find_own_line(error: BaseException, path: Path) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
     own_frames = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
     return f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else str(path)
-
-
-def format_error(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
