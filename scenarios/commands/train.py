@@ -104,8 +104,9 @@ def _choose_layout(plan: str | None, processes: int | None, device: str) -> "Mod
         return default
     is_words = "=" in plan and not Path(plan).exists()
     layout = parse_layout(plan, default) if is_words else find_module_layout(read_plan(Path(plan)))
-    if processes is not None and layout.data != processes:
-        raise ValueError(f"--processes: those of the plan, {layout.data}, met {processes}; nearest: {layout.data}")
+    if processes is not None and layout.num_ranks != processes:
+        nearest = layout.num_ranks
+        raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")
     return layout
 
 
