@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from math import comb, nan
 from pathlib import Path
 from statistics import median
@@ -31,7 +31,7 @@ from meshwise.executor.stages.parallelize import parallelize
 
 STEPS, BLOCKS, RANKS = 20, 40, 2
 WIDTH, HEADS, LAYERS, WORDS, LENGTH, BATCH, MICROBATCHES = 256, 4, 6, 512, 64, 8, 4
-LIMITS: dict[str, float] = {"data=2": 1.03, "data=2,zero=3": 1.03, f"pipeline=2,num_microbatches={MICROBATCHES},cuts=layers.3": 1.05}
+LIMITS = {"data=2": 1.03, "data=2,zero=3": 1.03, f"pipeline=2,num_microbatches={MICROBATCHES},cuts=layers.3": 1.05}
 """Words of a plan, and the ratio that is asked of it."""
 WIDEST = 0.04
 Step = Callable[[Tensor, Tensor], None]
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> None:
     num_blocks = int(arguments[1]) if len(arguments) > 1 else BLOCKS
     os.environ["OMP_NUM_THREADS"] = "1"
     results = [compare(words, num_blocks) for words in LIMITS]
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     document = {"date": now, "torch": torch.__version__, "steps": STEPS, "results": results}
     Path(arguments[0]).write_text(json.dumps(document, indent=1))
 
