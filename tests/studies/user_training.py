@@ -1,9 +1,9 @@
 """Users' files under the plans that the search chooses: curves beside one process, and equality in fp64.
 
-Run ``python -m tests.studies.user_training FOLDER OUT.json [PROCESSES ...]`` with a folder of files as ``meshwise train``
-takes them. Every file is trained 200 steps in one process, and on so many processes under a plan of its own; the first
-20 steps of that plan are made in fp64, without dropout, beside a plain loop of torch. Results of files that are done are
-kept in OUT.json, so that a run that was stopped goes on. ``python -m tests.studies.user_training_page`` draws them.
+Run ``python -m tests.studies.user_training FOLDER OUT.json [PROCESSES ...]`` with a folder of files for
+``meshwise train``. Every file is trained 200 steps in one process, and on so many processes under a plan of its own;
+the first 20 steps of that plan are made in fp64, without dropout, beside a plain loop of torch. Results of files that
+are done are kept in OUT.json, so that a run that was stopped goes on.
 """
 
 import json
