@@ -22,15 +22,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
 from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
+    LossKind,
     StepLoss,
-    call_module,
+    compute_loss,
+    find_loss_kind,
     list_batch_norms,
-    read_loss,
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import (
@@ -114,6 +116,7 @@ class TrainingStep:
         self._checkpoint: Path | None = None
         self._unused: UnusedParameters | None = None
         self._course: CallCourse | None = None
+        self._loss_kind = LossKind.SAMPLES
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
@@ -122,15 +125,17 @@ class TrainingStep:
         optimizer, scheduler = self._trained or self._begin(batch)
         draws = torch.get_rng_state()  # those of the user's data, which are no part of a step
         torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
+        is_shared = self._loss_kind is LossKind.SHARES
+        num_items = count_items_of_step(self.module, batch, self.num_ranks) if is_shared else None
         step_loss = StepLoss(self.layout.num_microbatches, self.num_ranks)
         for number, microbatch in enumerate(microbatches, 1):
             with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
                 with find_precision_context(self.module, self.device, self.precision):
-                    loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
+                    loss = compute_loss(self.module, microbatch, self.loss, self._loss_kind, num_items)
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
         torch.set_rng_state(draws)
         mean_loss, factor = step_loss.reduce()
-        self._require_same_course(count_samples(batch), is_mean=step_loss.weight is None)
+        self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
         self._finish_gradients(factor)
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
@@ -172,14 +177,20 @@ class TrainingStep:
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
         """Check module and loss on the first batch, shard the module, and return its optimizer and scheduler."""
         is_cut = self.num_ranks > 1 or self.layout.num_microbatches > 1
+        if is_cut or takes_num_items(self.module):
+            with find_precision_context(self.module, self.device, self.precision):
+                self._loss_kind = find_loss_kind(self.module, batch, self.loss)
         if is_cut:
             self._require_whole_statistics()
+            tolerance = CAST_TOLERANCE if self._is_cast else None
             with find_precision_context(self.module, self.device, self.precision):
-                require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
+                require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
         units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
         if self.num_ranks > 1:
             with find_precision_context(self.module, self.device, self.precision):
-                units, has_unused, idle_names = probe(self.module, units, batch, self.loss, self.device)
+                units, has_unused, idle_names = probe(
+                    self.module, units, batch, self.loss, self.device, self._loss_kind
+                )
             units = list_own_units(units, self.module)
             broadcast_states(self.module)
             if self.layout.zero:

@@ -19,9 +19,10 @@ from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, to_double
 from meshwise.executor.modules.blocks import list_blocks
-from meshwise.executor.modules.losses import call_module, read_loss
+from meshwise.executor.modules.calls import count_labels, takes_num_items
+from meshwise.executor.modules.losses import compute_loss
 from meshwise.executor.modules.optimizers import make_adamw
-from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.modules.quiet import KeepDouble, drop_nothing
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
@@ -211,8 +212,9 @@ def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dic
     largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = to_double(next_batch(batches, user_file, number))
-        loss = read_loss(call_module(module, batch), batch, user_file.loss)
-        value = loss.total if loss.weight is None else loss.total / loss.weight
+        num_items = count_labels(module, batch) if takes_num_items(module) and user_file.loss is None else None
+        with KeepDouble():
+            value = compute_loss(module, batch, user_file.loss, num_items=num_items).mean
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.grad.numel():
