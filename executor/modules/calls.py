@@ -150,9 +150,9 @@ def find_labels(module: nn.Module, batch: Any) -> Tensor | None:
     else:
         positions, _ = _select_arguments(module, batch, has_loss=False)
         items = dict(zip(_list_parameters(module).positions, positions, strict=False))
-    if isinstance(items.get(SHIFTED_LABELS), Tensor):
-        return items[SHIFTED_LABELS]
-    labels = items.get(LABELS)
+    shifted_labels, labels = items.get(SHIFTED_LABELS), items.get(LABELS)
+    if isinstance(shifted_labels, Tensor):
+        return shifted_labels
     if not isinstance(labels, Tensor) or labels.is_floating_point():
         return None
     return labels[..., 1:] if _predicts_next(module) and labels.dim() > 1 else labels

@@ -164,7 +164,7 @@ class TrainingStep:
         return self.step_number
 
     def export(self, folder: str | Path) -> Path | None:
-        """Write the whole weights into a folder, from rank 0, and return the file; ``None`` on other ranks."""
+        """Write the whole weights into a folder as safetensors, from rank 0; return the file, or ``None`` elsewhere."""
         return export_weights(Path(folder), self.module)
 
     def _place(self, batch: Any) -> Any:

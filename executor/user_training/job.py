@@ -32,7 +32,7 @@ class TrainJob:
     max_norm
         The norm to which gradients are clipped; ``None`` for no clipping.
     checkpoint_every
-        Steps between checkpoints; 0 for one at the end only.
+        Steps between checkpoints; 0 for one at the end only, -1 for none.
     resume
         Whether the run goes on from the newest checkpoint of its folder.
     without_dropout
@@ -56,6 +56,11 @@ class TrainJob:
     timeout: float = TIMEOUT
 
     __repr__ = brief_repr()
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is compared with another and then forgotten."""
+        return self.checkpoint_every < 0
 
     def write(self, folder: Path) -> Path:
         """Write the job into a folder and return its file."""

@@ -229,9 +229,8 @@ def _collect(job: TrainJob, folder: Path, first_step: int, difference: Differenc
 
 def verify_job(job: TrainJob, folder: Path) -> Difference:
     """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
-    import torch
-
-    from meshwise.executor.user_training.training import train_plainly  # needs torch
+    from meshwise.executor.recording.weight_files import read_weights  # needs torch
+    from meshwise.executor.user_training.training import train_plainly
 
     check = replace(
         job,
@@ -245,7 +244,7 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
         expected_losses, expected_weights = train_plainly(check)
     _launch(check, folder)
     losses = [row.loss for row in _read_steps(check, folder)]
-    weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
+    weights = read_weights(folder / WEIGHTS)
     pairs = zip(losses, expected_losses, strict=True)
     loss_difference = find_largest(abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in pairs)
     if missing_names := set(expected_weights) - set(weights):

@@ -23,7 +23,7 @@ from meshwise.executor.modules.calls import count_labels, takes_num_items
 from meshwise.executor.modules.losses import compute_loss
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import KeepDouble, drop_nothing
-from meshwise.executor.modules.states import StatesError
+from meshwise.executor.modules.states import StatesError, export_weights
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
@@ -115,9 +115,9 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             if is_asked:
                 raise Stopped(f"SIGTERM after step {number}; a checkpoint of {number + 1} steps is in {checkpoints}")
     heartbeat.beat("checkpoint")
-    if saved_step < job.steps and job.checkpoint_every >= 0:
+    if saved_step < job.steps and not job.is_trial:
         step.save(checkpoints)
-    step.export(folder / WEIGHTS)
+    export_weights(folder / WEIGHTS, step.module, is_plain=job.is_trial)
     memory = accelerator.read_memory()
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}

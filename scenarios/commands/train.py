@@ -154,4 +154,4 @@ def _print_run(run: "TrainRun") -> None:
                 f"yes: losses {difference.loss:.0e}, weights {difference.weights:.0e} apart in fp64",
             )
         )
-    print_rows([*rows, ("checkpoints", str(run.checkpoints)), ("weights", str(run.weights / "weights.pt"))])
+    print_rows([*rows, ("checkpoints", str(run.checkpoints)), ("weights", str(run.weights))])
