@@ -95,6 +95,12 @@ def _rebuild(batch: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
     return type(batch)(*parts) if is_named else type(batch)(parts)
 
 
+def count_tokens(batch: Any) -> int | None:
+    """Return the tokens of a batch of token numbers, as tokenizers name them; ``None`` for other batches."""
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return tokens.numel() if isinstance(tokens, Tensor) else None
+
+
 def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
     """Return the equal parts of a batch in order; `BatchError` where the samples do not divide."""
     num_samples = count_samples(batch)
@@ -103,6 +109,12 @@ def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
         raise BatchError(f"{parts_name}({num_parts}) divide the batch, met {num_samples} samples; nearest: {nearest}")
     size = num_samples // num_parts
     return [select_samples(batch, part * size, (part + 1) * size) for part in range(num_parts)]
+
+
+def select_part(batch: Any, part: int, num_parts: int) -> Any:
+    """Return one of the parts of a batch in order, of as equal sizes as there are; it may be empty."""
+    num_samples = count_samples(batch)
+    return select_samples(batch, num_samples * part // num_parts, num_samples * (part + 1) // num_parts)
 
 
 def to_double(batch: Any) -> Any:

@@ -94,6 +94,16 @@ def compute_loss(
     return result
 
 
+def measure_loss(module: nn.Module, batch: Any, *, loss: LossFunction | None) -> dict[str, Any]:
+    """Return the loss of a batch as a figure of an evaluation, weighted by labels where it is a mean over them."""
+    num_items = count_labels(module, batch) if loss is None and takes_num_items(module) else None
+    kind = LossKind.LABELS if loss is None and is_of_transformers(module) else LossKind.SAMPLES
+    part = compute_loss(module, batch, loss, kind, num_items)
+    if part.is_share and num_items is not None:
+        return {"loss": (part.total * num_items, num_items)}
+    return {"loss": part.total if part.weight is None else (part.total, part.weight)}
+
+
 def read_loss(outputs: Any, batch: Any, loss: LossFunction | None) -> WeightedLoss:
     """Return the loss of a forward; `LossError` where there is none.
 

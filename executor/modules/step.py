@@ -10,6 +10,8 @@ True
 """
 
 import os
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from meshwise.executor.modules.batches import count_samples, split_evenly, to_de
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
 from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
+from meshwise.executor.modules.evaluation import EvaluateFunction, EvaluationBatch, evaluate_module, keep_training
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
 from meshwise.executor.modules.losses import (
     LossError,
@@ -33,6 +36,7 @@ from meshwise.executor.modules.losses import (
     compute_loss,
     find_loss_kind,
     list_batch_norms,
+    measure_loss,
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import (
@@ -166,6 +170,34 @@ class TrainingStep:
     def export(self, folder: str | Path) -> Path | None:
         """Write the whole weights into a folder as safetensors, from rank 0; return the file, or ``None`` elsewhere."""
         return export_weights(Path(folder), self.module)
+
+    def evaluate(
+        self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
+    ) -> dict[str, float]:
+        """Return figures of the module over the batches of all ranks, by name, in the mode of evaluation.
+
+        Parameters
+        ----------
+        function
+            It returns a number of ``(module, batch)``, which is a mean over samples, a pair (sum, weight), or a dict of
+            these; by default the loss.
+        batches
+            Those of this rank; ranks may have different numbers of them.
+        is_marked
+            Whether they are instances of `EvaluationBatch`, of which some do not count.
+        """
+        if self._trained is None:
+            raise ValueError("an evaluation comes after at least one step, met none")
+        marked = batches if is_marked else map(EvaluationBatch, batches)
+        own_function = partial(measure_loss, loss=self.loss) if function is None else function
+        placed = (EvaluationBatch(self._place(item.batch), item.is_counted) for item in marked)
+        with keep_training(self.module), find_precision_context(self.module, self.device, self.precision):
+            figures = evaluate_module(unwrap(self.module), own_function, placed, self.device)
+        if self._course is not None:
+            self._course.take_digest()
+        if self._unused is not None:
+            self._unused.forget_calls()
+        return figures
 
     def _place(self, batch: Any) -> Any:
         """Return a batch on the device, and in fp64 where that is computed in."""
