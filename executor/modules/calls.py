@@ -118,7 +118,9 @@ def _require_taken(
         line = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
         taken = ", ".join(parameters.positions) or ", ".join(sorted(parameters.names))
         items = f"a dict with {', '.join(names)}" if names else f"{len(positions)} item{'s' * (len(positions) != 1)}"
-        nearest = "a forward that has them" if has_loss else "loss(outputs, batch), and a forward without labels"
+        nearest = "a forward that has them"
+        if not has_loss:
+            nearest += " and returns the loss, or a function loss(outputs, batch) beside it"
         raise CallError(
             f"{line}forward({taken}) of {type(module).__name__} takes a batch, met {items}; nearest: {nearest}"
         ) from error

@@ -115,7 +115,11 @@ def prepare_job(
         Where the folder has no such model or tokenizer, or the text is shorter than one step.
     """
     source, layout = Path(job.file), job.layout
-    config, tokenizer = _read_config(source), _read_tokenizer(source)
+    config = _read_config(source)
+    _has_weights(source)
+    with torch.device("meta"):  # whether there is such a model is known before ranks start
+        _build_model(source, config, has_weights=False)
+    tokenizer = _read_tokenizer(source)
     length = _choose_sequence(config, sequence)
     num_parts = layout.data * layout.num_microbatches
     batch = job.batch or max(BATCH // num_parts, 1) * num_parts
@@ -182,37 +186,49 @@ def open_pretrained(job: TrainJob) -> UserFile:
     folder, evaluation_tokens = Path(job.file), job.evaluation_tokens
     assert job.tokens is not None
     tokens = Path(job.tokens)
+
+    def open_evaluation_text() -> PackedText:
+        assert evaluation_tokens is not None
+        return PackedText(Path(evaluation_tokens), job.sequence)
+
     return UserFile(
         folder,
         lambda: _load_model(folder),
         lambda: PackedText(tokens, job.sequence),
-        evaluation_data=None
-        if evaluation_tokens is None
-        else lambda: PackedText(Path(evaluation_tokens), job.sequence),
+        evaluation_data=None if evaluation_tokens is None else open_evaluation_text,
         save_beside=lambda target: _save_tokenizer(folder, target),
     )
 
 
 def _load_model(folder: Path) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+    return _build_model(folder, _read_config(folder), has_weights=_has_weights(folder)).train()
 
-    config = _read_config(folder)
-    has_weights = any(folder.glob("*.safetensors"))
-    others = [] if has_weights else [path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern)]
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights; `PretrainedError` where they are in other files than safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return True
+    others = [path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others:
         raise PretrainedError(f"--hf: weights are safetensors, met {others[0]} in {folder}; nearest: model.safetensors")
+    return False
+
+
+def _build_model(folder: Path, config: Any, *, has_weights: bool) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    options = {"local_files_only": True, "dtype": torch.float32, "use_safetensors": True}
     with _stay_offline():
         try:
-            if not has_weights:
-                module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            else:
-                module = AutoModelForCausalLM.from_pretrained(
-                    folder, config=config, local_files_only=True, dtype=torch.float32, use_safetensors=True
-                )
+            module = (
+                AutoModelForCausalLM.from_pretrained(folder, config=config, **options)
+                if has_weights
+                else AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            )
         except Exception as error:
             raise PretrainedError(f"--hf: a causal language model, met {folder}: {_tell(error)}") from error
     assert isinstance(module, nn.Module)
-    return module.train()
+    return module
 
 
 def _save_tokenizer(folder: Path, target: Path) -> None:

@@ -85,7 +85,7 @@ class UserFile:
         function: Any = getattr(self, name)
         try:
             return function(*arguments)
-        except UserFileError:
+        except UserError:
             raise
         except Exception as error:
             raise UserFileError(f"{find_own_line(error, self.path)}: {name}(): {format_error(error)}") from error
