@@ -138,6 +138,8 @@ def _is_due(every: int, step: int, *, is_last: bool) -> bool:
 
 def _require_evaluation(job: TrainJob, user_file: UserFile) -> None:
     if job.evaluate_every > 0 and user_file.evaluation_data is None:
+        if job.tokens is not None:
+            raise UserFileError("--evaluate-every: a model of --hf is evaluated on --evaluation-text FILES, met none")
         rule = "--evaluate-every: the file has evaluation_data(), samples that are not trained on"
         raise UserFileError(f"{user_file.path}: {rule}, met none; nearest: --evaluate-every 0")
 

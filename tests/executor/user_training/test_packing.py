@@ -31,9 +31,8 @@ def test_samples_in_order_are_the_text(
         dataset = PackedText(pack_texts(paths, tokenise, END, "bytes", folder / "tokens"), sequence)
     expected = [token for text in texts for token in (*text.encode(), END)]
     samples = [dataset[number] for number in range(len(dataset))]
-    assert [token for sample in samples for token in sample["input_ids"].tolist()] == expected[
-        : len(dataset) * sequence
-    ]
+    tokens = [token for sample in samples for token in sample["input_ids"].tolist()]
+    assert tokens == expected[: len(dataset) * sequence]
     assert all(sample["labels"].tolist() == sample["input_ids"].tolist() for sample in samples)
     assert len(expected) - len(dataset) * sequence < sequence
 
