@@ -76,7 +76,7 @@ def test_a_model_is_trained_on_text_and_goes_on_from_its_export(
         (["--hf", "tiny", "--text", "a.txt", "--sequence", "64"], "at most 32, the positions of the model, met 64"),
         (
             ["--hf", "tiny", "--text", "a.txt", "--evaluate-every", "2"],
-            "is evaluated on --evaluation-text FILES, met none",
+            "evaluated on --evaluation-text FILES, met none",
         ),
     ],
 )
