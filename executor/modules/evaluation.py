@@ -101,10 +101,11 @@ def evaluate_module(
         if item is None and last_batch is None:
             raise EvaluationError("evaluation_data() has a batch for every rank, met a rank without; nearest: data=1")
         current = item if item is not None else EvaluationBatch(last_batch, False)
-        figures = function(module, current.batch)
+        batch = current.batch
+        figures = function(module, dict(batch) if isinstance(batch, dict) else batch)  # users take labels out of theirs
         if current.is_counted:
-            sums.add(figures, count_samples(current.batch))
-        last_batch = current.batch
+            sums.add(figures, count_samples(batch))
+        last_batch = batch
     return sums.reduce()
 
 

@@ -261,6 +261,6 @@ def require_mean_over_samples(
     if abs(whole - expected) > limit:
         raise LossError(
             f"{rule}, so that ranks and microbatches add up to it: met {whole:.6g} for {num_samples} samples, and "
-            f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), or keep the "
-            "batch whole"
+            f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), divide by "
+            f"{NUM_ITEMS} that forward takes, or keep the batch whole"
         )

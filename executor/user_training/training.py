@@ -31,11 +31,11 @@ from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
-from meshwise.executor.user_training.source import load_source
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
     find_own_line,
+    load_file,
     seed_draws,
 )
 
@@ -142,6 +142,15 @@ def _require_evaluation(job: TrainJob, user_file: UserFile) -> None:
             raise UserFileError("--evaluate-every: a model of --hf is evaluated on --evaluation-text FILES, met none")
         rule = "--evaluate-every: the file has evaluation_data(), samples that are not trained on"
         raise UserFileError(f"{user_file.path}: {rule}, met none; nearest: --evaluate-every 0")
+
+
+def load_source(job: TrainJob) -> UserFile:
+    """Return the functions of what a job trains: a user's file, whose code is run, or a model of transformers."""
+    if job.tokens is None:
+        return load_file(Path(job.file))
+    from meshwise.executor.user_training.pretrained import open_pretrained  # needs transformers
+
+    return open_pretrained(job)
 
 
 def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep:
