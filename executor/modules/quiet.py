@@ -50,6 +50,13 @@ def keep_quiet(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(buffers[name])
 
 
+def turn_to_double(module: Any) -> None:
+    """Turn a module to fp64; experts of transformers then take products that fp64 has."""
+    module.double()
+    if getattr(module, "_can_set_experts_implementation", lambda: False)():
+        module.set_experts_implementation("batched_mm")
+
+
 class KeepDouble(TorchFunctionMode):
     """Leaves tensors of fp64 as they are where a module turns them to fp32, as the norms and losses of many do.
 

@@ -47,6 +47,7 @@ from meshwise.executor.modules.optimizers import (
     make_adamw,
 )
 from meshwise.executor.modules.probe import probe
+from meshwise.executor.modules.quiet import turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
@@ -111,7 +112,9 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
+        self.module = module.to(self.device)
+        if precision == "fp64":
+            turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         self.step_number = 0
         self.learning_rate = 0.0

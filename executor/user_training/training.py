@@ -23,7 +23,7 @@ from meshwise.executor.modules.calls import count_labels, takes_num_items
 from meshwise.executor.modules.evaluation import EvaluationBatch
 from meshwise.executor.modules.losses import compute_loss
 from meshwise.executor.modules.optimizers import make_adamw
-from meshwise.executor.modules.quiet import KeepDouble, drop_nothing
+from meshwise.executor.modules.quiet import KeepDouble, drop_nothing, turn_to_double
 from meshwise.executor.modules.states import StatesError, export_weights
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
@@ -259,7 +259,8 @@ NOISE = 1e-11
 
 
 def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor]]:
-    module = user_file.build_model(job.seed).double()
+    module = user_file.build_model(job.seed)
+    turn_to_double(module)
     drop_nothing(module)
     module.train()
     optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
