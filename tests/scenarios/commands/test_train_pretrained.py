@@ -122,3 +122,14 @@ def test_without_transformers_the_remedy_is_told(
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
     assert run(["train", "--hf", "tiny", "--text", "a.txt"]) == 2
     assert "pip install 'meshwise[exec,hf]'" in capsys.readouterr().err
+
+
+def test_a_name_in_the_local_cache_is_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = folder / "hub" / "models--someone--tiny"
+    snapshot = cached / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    Path("tiny").rename(snapshot)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    assert pretrained.find_folder("someone/tiny") == snapshot
