@@ -45,7 +45,7 @@ def log_steps(folder: Path, first_step: int, rate: Callable[[int], float], progr
     """
     path = metrics_log(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    earlier_lines = _read_lines_before(path, first_step) if first_step else []
+    earlier_lines = read_lines_before(path, first_step) if first_step else []
     path.write_text("".join(earlier_lines))
 
     def log_step(step: int, loss: float, seconds: float) -> None:
@@ -58,7 +58,7 @@ def log_steps(folder: Path, first_step: int, rate: Callable[[int], float], progr
     return log_step
 
 
-def _read_lines_before(path: Path, step: int) -> list[str]:
+def read_lines_before(path: Path, step: int) -> list[str]:
     """Return the lines of a log up to a step, or up to the first broken line."""
     lines: list[str] = []
     if path.is_file():

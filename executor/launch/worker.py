@@ -40,6 +40,8 @@ def watch_parent() -> None:
     def watch() -> None:
         while os.read(0, 1):
             pass
+        if os.getpgrp() == os.getpid():  # of our launcher: processes that load data end too
+            os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
     if parent := os.environ.get(WATCH_PARENT):

@@ -1,4 +1,7 @@
-"""Batches of a user's data: tensors with samples in dim 0, in tuples or dicts, and the parts that ranks train on."""
+"""Batches of a user's data: tensors with samples in dim 0, in tuples or dicts, and the parts that ranks train on.
+
+Strings, and lists of other things than tensors, have one item a sample. Single values and tuples of them belong to all.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,14 +32,30 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {key: map_tensors(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [map_tensors(part, change) for part in batch]
-        is_named = isinstance(batch, tuple) and hasattr(batch, "_fields")
-        return type(batch)(*parts) if is_named else type(batch)(parts)
+        return _rebuild(batch, [map_tensors(part, change) for part in batch])
     return batch
 
 
+def is_sample_list(part: Any) -> bool:
+    """Return whether a part of a batch is a list with an item a sample, such as the texts that a loader collates.
+
+    >>> is_sample_list(("a", "b")), is_sample_list([3, 4]), is_sample_list((224, 224)), is_sample_list([Tensor()])
+    (True, True, False, False)
+    """
+    if not isinstance(part, tuple | list) or not part or list_tensors(part):
+        return False
+    return isinstance(part, list) or all(isinstance(item, str | bytes) for item in part)
+
+
+def _list_sample_lists(batch: Any) -> list[Any]:
+    if is_sample_list(batch):
+        return [batch]
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return [found for part in parts for found in _list_sample_lists(part)]
+
+
 def count_samples(batch: Any) -> int:
-    """Return the number of samples of a batch; `BatchError` where its tensors have no common dim 0."""
+    """Return the number of samples of a batch; `BatchError` where its tensors and lists have no common number."""
     tensors = list_tensors(batch)
     if not tensors:
         raise BatchError(f"a batch is a tensor, or a tuple or dict of tensors, met {type(batch).__name__}")
@@ -45,12 +64,41 @@ def count_samples(batch: Any) -> int:
     sizes = [tensor.shape[0] for tensor in tensors]
     if len(set(sizes)) > 1:
         raise BatchError(f"all tensors of a batch have the same samples in dim 0, met {', '.join(map(str, sizes))}")
+    for part in _list_sample_lists(batch):
+        if len(part) != sizes[0]:
+            raise BatchError(
+                f"a list in a batch has an item for each of its samples({sizes[0]}), met {len(part)}; nearest: a "
+                "tensor, or a tuple of numbers for what all samples share"
+            )
     return sizes[0]
 
 
 def select_samples(batch: Any, first: int, end: int) -> Any:
     """Return the samples from ``first`` to ``end``, which is not among them."""
-    return map_tensors(batch, lambda tensor: tensor[first:end])
+    return map_parts(batch, lambda part: part[first:end])
+
+
+def map_parts(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with all tensors and all lists of samples changed."""
+    if isinstance(batch, Tensor) or is_sample_list(batch):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_parts(part, change) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return _rebuild(batch, [map_parts(part, change) for part in batch])
+    return batch
+
+
+def _rebuild(batch: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
+    """Return a tuple or list of the kind of another, with other parts."""
+    is_named = isinstance(batch, tuple) and hasattr(batch, "_fields")
+    return type(batch)(*parts) if is_named else type(batch)(parts)
+
+
+def count_tokens(batch: Any) -> int | None:
+    """Return the tokens of a batch of token numbers, as tokenizers name them; ``None`` for other batches."""
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return tokens.numel() if isinstance(tokens, Tensor) else None
 
 
 def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
@@ -61,6 +109,12 @@ def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
         raise BatchError(f"{parts_name}({num_parts}) divide the batch, met {num_samples} samples; nearest: {nearest}")
     size = num_samples // num_parts
     return [select_samples(batch, part * size, (part + 1) * size) for part in range(num_parts)]
+
+
+def select_part(batch: Any, part: int, num_parts: int) -> Any:
+    """Return one of the parts of a batch in order, of as equal sizes as there are; it may be empty."""
+    num_samples = count_samples(batch)
+    return select_samples(batch, num_samples * part // num_parts, num_samples * (part + 1) // num_parts)
 
 
 def to_double(batch: Any) -> Any:
@@ -84,5 +138,17 @@ def gather_samples(batch: Any, most: int) -> Any:
     shapes = {tuple(tensor.shape for tensor in column) for column in columns}
     if len(shapes) > 1:
         return select_samples(batch, 0, most)
-    joined = iter([torch.cat(tensors) for tensors in zip(*columns, strict=True)])
-    return map_tensors(batch, lambda tensor: next(joined).to(tensor.device))
+    return _join(rank_samples, batch)
+
+
+def _join(parts: list[Any], batch: Any) -> Any:
+    """Return equal parts as one batch; tensors are on the devices of those of ``batch``."""
+    if isinstance(batch, Tensor):
+        return torch.cat(parts).to(batch.device)
+    if is_sample_list(batch):
+        return type(batch)(item for part in parts for item in part)
+    if isinstance(batch, Mapping):
+        return {key: _join([part[key] for part in parts], item) for key, item in batch.items()}
+    if isinstance(batch, tuple | list):
+        return _rebuild(batch, [_join(list(rows), item) for *rows, item in zip(*parts, batch, strict=True)])
+    return batch

@@ -10,9 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from meshwise.executor.modules.quiet import KeepDouble
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -55,7 +58,15 @@ def _has_blocks(module: nn.Module) -> bool:
 
 
 def _make_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _without_statistics(block)
+    return nullcontext(), _compute_again(block)
+
+
+@contextmanager
+def _compute_again(block: nn.Module) -> Iterator[None]:
+    """Run a forward again as the first one was: backward has left the context of fp64."""
+    is_double = next(block.parameters()).dtype is torch.float64
+    with _without_statistics(block), KeepDouble() if is_double else nullcontext():
+        yield
 
 
 @contextmanager

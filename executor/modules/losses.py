@@ -2,10 +2,12 @@
 
 A loss is a mean over samples, or a pair (sum, weight): the step's loss is then the sum over the global batch over the
 sum of weights, as of tokens that count. A mean over samples is checked: the loss of a batch must be the mean of the
-losses of its halves.
+losses of its halves. A forward that takes the number of labels of the step returns its share of the step's loss, and
+another model of transformers whose loss is a mean over labels is weighted by their number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from meshwise.executor.modules.batches import count_samples, gather_samples, select_samples
+from meshwise.executor.modules.calls import (
+    LABELS,
+    NUM_ITEMS,
+    call_module,
+    count_labels,
+    is_of_transformers,
+    mask_labels,
+    may_take_num_items,
+    takes_num_items,
+)
 from meshwise.executor.modules.quiet import keep_quiet
 from meshwise.executor.recording.rank_files import UserError
 
@@ -32,18 +44,65 @@ class LossError(UserError):
     """A loss that cannot be added up over ranks and microbatches."""
 
 
+class LossKind(Enum):
+    """How the losses of parts of a batch make the loss of the whole."""
+
+    SAMPLES = "mean over samples, or (sum, weight)"
+    SHARES = "sum of shares, each divided by the number of labels of the step"
+    LABELS = "mean over labels that count"
+
+
 class WeightedLoss(NamedTuple):
-    """The sum of a loss, and its weight; ``weight`` is ``None`` for a mean over samples, in ``total``."""
+    """The sum of a loss, and its weight; ``weight`` is ``None`` for a mean over samples, in ``total``.
+
+    ``is_share`` says that ``total`` is this part's share of the loss of the step.
+    """
 
     total: Tensor
     weight: Tensor | None = None
+    is_share: bool = False
+
+    @property
+    def mean(self) -> Tensor:
+        """The loss of this part alone."""
+        return self.total if self.weight is None else self.total / self.weight
 
 
-def call_module(module: nn.Module, batch: Any) -> Any:
-    """Return the outputs of a module: a dict gives arguments by name, a tuple or list by position."""
-    if isinstance(batch, dict):
-        return module(**batch)
-    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+def compute_loss(
+    module: nn.Module,
+    batch: Any,
+    loss: LossFunction | None,
+    kind: LossKind = LossKind.SAMPLES,
+    num_items: Tensor | None = None,
+) -> WeightedLoss:
+    """Return the loss of a forward on a batch.
+
+    Parameters
+    ----------
+    num_items
+        For `LossKind.SHARES` the labels that count in the whole step.
+    """
+    outputs = call_module(module, batch, has_loss=loss is not None, num_items=num_items)
+    result = read_loss(outputs, batch, loss)
+    if result.weight is not None:
+        return result
+    if num_items is not None:
+        return WeightedLoss(result.total, is_share=True)
+    if kind is LossKind.LABELS and (count := count_labels(module, batch)) is not None:
+        # a mean over no labels is no number; without a branch, so that it can be exported
+        total = torch.where(count > 0, result.total, result.total.nan_to_num())
+        return WeightedLoss(total * count, count)
+    return result
+
+
+def measure_loss(module: nn.Module, batch: Any, *, loss: LossFunction | None) -> dict[str, Any]:
+    """Return the loss of a batch as a figure of an evaluation, weighted by labels where it is a mean over them."""
+    num_items = count_labels(module, batch) if loss is None and takes_num_items(module) else None
+    kind = LossKind.LABELS if loss is None and is_of_transformers(module) else LossKind.SAMPLES
+    part = compute_loss(module, batch, loss, kind, num_items)
+    if part.is_share and num_items is not None:
+        return {"loss": (part.total * num_items, num_items)}
+    return {"loss": part.total if part.weight is None else (part.total, part.weight)}
 
 
 def read_loss(outputs: Any, batch: Any, loss: LossFunction | None) -> WeightedLoss:
@@ -84,17 +143,24 @@ class StepLoss:
         Those of a rank.
     num_parts
         Ranks with samples of their own; other ranks add nothing.
+    has_shares
+        Whether losses are shares of the step's loss.
+
+    When the losses are reduced, ``is_mean`` says whether they are means over samples, so that ranks need equally many.
     """
 
-    def __init__(self, num_microbatches: int, num_parts: int, device: torch.device) -> None:
+    def __init__(
+        self, num_microbatches: int, num_parts: int, device: torch.device, *, has_shares: bool = False
+    ) -> None:
         self.num_microbatches, self.num_parts, self.device = num_microbatches, num_parts, device
         self.total: Tensor | None = None
         self.weight: Tensor | None = None
-        self.is_mean = True
+        self.is_mean, self.has_shares = True, has_shares
 
     def add(self, loss: WeightedLoss) -> Tensor:
         """Add the loss of a microbatch, and return what backward begins with."""
-        part = loss.total if loss.weight is not None else loss.total / self.num_microbatches
+        is_mean = loss.weight is None and not loss.is_share
+        part = loss.total / self.num_microbatches if is_mean else loss.total
         detached_part = part.detach().double()
         self.total = detached_part if self.total is None else self.total + detached_part
         if loss.weight is not None:
@@ -110,7 +176,9 @@ class StepLoss:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(sums)
         total, total_weight, num_weights = sums.tolist()
-        self.is_mean = not num_weights
+        self.is_mean = not num_weights and not self.has_shares
+        if self.has_shares:
+            return total, float(self.num_parts)
         if self.is_mean:
             return total / self.num_parts, 1.0
         if not total_weight > 0:
@@ -123,8 +191,56 @@ def list_batch_norms(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
     return [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
 
 
+def find_loss_kind(module: nn.Module, batch: Any, loss: LossFunction | None) -> LossKind:
+    """Return how the losses of a module add up, by trying models of transformers on first samples of all ranks."""
+    if loss is not None:
+        return LossKind.SAMPLES
+    if takes_num_items(module):
+        return LossKind.SHARES
+    if not is_of_transformers(module):
+        return LossKind.SAMPLES
+    kinds = (LossKind.SAMPLES, LossKind.LABELS, LossKind.SHARES)
+    place = kinds.index(_try_labels(module, batch))
+    if dist.is_initialized():  # samples may be of this rank alone
+        places: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(places, place)
+        place = max(places)
+    return kinds[place]
+
+
+def _try_labels(module: nn.Module, batch: Any) -> LossKind:
+    samples = gather_samples(batch, MOST_CHECKED)
+    count = count_labels(module, samples)
+    if not count:
+        return LossKind.SAMPLES
+    with keep_quiet(module), torch.no_grad():
+        if may_take_num_items(module):
+            once, twice = (float(compute_loss(module, samples, None, num_items=count * n).total) for n in (1, 2))
+            if abs(once - 2 * twice) <= 1e-2 * abs(once):
+                return LossKind.SHARES
+        return LossKind.LABELS if _is_mean_over_labels(module, samples) else LossKind.SAMPLES
+
+
+def _is_mean_over_labels(module: nn.Module, samples: Any) -> bool:
+    """Return whether a loss is a mean over the labels that count, of samples with different numbers of them."""
+    num_samples = count_samples(samples) // 2 * 2
+    if num_samples < 2 or not isinstance(samples, Mapping) or samples[LABELS].dim() < 2:
+        return False
+    masked = mask_labels(select_samples(samples, 0, num_samples))
+    half = num_samples // 2
+    ranges = ((0, num_samples), (0, half), (half, num_samples))
+    parts = [compute_loss(module, select_samples(masked, *ends), None, LossKind.LABELS) for ends in ranges]
+    totals = [float(part.total) for part in parts]
+    limit = 10 * TOLERANCES.get(parts[0].total.dtype, 1e-3) * max(map(abs, totals))
+    return abs(totals[0] - totals[1] - totals[2]) <= limit
+
+
 def require_mean_over_samples(
-    module: nn.Module, batch: Any, loss: LossFunction | None, tolerance: float | None = None
+    module: nn.Module,
+    batch: Any,
+    loss: LossFunction | None,
+    tolerance: float | None = None,
+    kind: LossKind = LossKind.SAMPLES,
 ) -> None:
     """Raise `LossError` where the loss of a batch is not the mean of the losses of its halves.
 
@@ -139,19 +255,22 @@ def require_mean_over_samples(
     ranges = ((0, num_samples), (0, num_samples), (0, half), (half, num_samples))
     with keep_quiet(module), torch.no_grad():
         parts = [select_samples(samples, first, end) for first, end in ranges]
-        losses = [read_loss(call_module(module, part), part, loss) for part in parts]
+        num_items = count_labels(module, parts[0]) if kind is LossKind.SHARES else None
+        losses = [compute_loss(module, part, loss, kind, num_items) for part in parts]
     whole, again, first_half, second_half = (float(item.total) for item in losses)
     limit = TOLERANCES.get(losses[0].total.dtype, 1e-3) if tolerance is None else tolerance
     limit *= max(abs(whole), abs(first_half), abs(second_half), 1e-6)
     if abs(whole - again) > limit:
         return
-    if losses[0].weight is not None:
+    if losses[0].is_share:
+        expected, rule = first_half + second_half, f"a loss over {NUM_ITEMS} is a sum over samples"
+    elif losses[0].weight is not None:
         expected, rule = first_half + second_half, "the sum of a loss (sum, weight) is that of its samples"
     else:
         expected, rule = (first_half + second_half) / 2, "a loss is a mean over samples"
     if abs(whole - expected) > limit:
         raise LossError(
             f"{rule}, so that ranks and microbatches add up to it: met {whole:.6g} for {num_samples} samples, and "
-            f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), or keep the "
-            "batch whole"
+            f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), divide by "
+            f"{NUM_ITEMS} that forward takes, or keep the batch whole"
         )

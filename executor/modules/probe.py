@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwise.executor.modules.batches import count_samples, select_samples
-from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+from meshwise.executor.modules.calls import count_labels
+from meshwise.executor.modules.losses import LossFunction, LossKind, compute_loss
 from meshwise.executor.modules.quiet import keep_quiet
 
 MOST_SAMPLES = 8
@@ -40,7 +41,12 @@ class Findings(NamedTuple):
 
 
 def probe(
-    module: nn.Module, blocks: Sequence[nn.Module], batch: Any, loss: LossFunction | None, device: torch.device
+    module: nn.Module,
+    blocks: Sequence[nn.Module],
+    batch: Any,
+    loss: LossFunction | None,
+    device: torch.device,
+    kind: LossKind = LossKind.SAMPLES,
 ) -> Findings:
     """Return what the first samples of a batch show on all ranks; the module is left as it was."""
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -48,7 +54,7 @@ def probe(
     most = torch.zeros_like(least)
     with keep_quiet(module):
         for sample in range(min(count_samples(batch), MOST_SAMPLES)):
-            row = _try_sample(module, blocks, select_samples(batch, sample, sample + 1), loss).to(device)
+            row = _try_sample(module, blocks, select_samples(batch, sample, sample + 1), loss, kind).to(device)
             least, most = torch.minimum(least, row), torch.maximum(most, row)
     if dist.is_initialized():
         dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -60,7 +66,9 @@ def probe(
     return Findings(steady_blocks, not all(least_uses), idle_names)
 
 
-def _try_sample(module: nn.Module, blocks: Sequence[nn.Module], sample: Any, loss: LossFunction | None) -> Tensor:
+def _try_sample(
+    module: nn.Module, blocks: Sequence[nn.Module], sample: Any, loss: LossFunction | None, kind: LossKind
+) -> Tensor:
     """Return how often a sample runs every block, and for every parameter whether it has a gradient."""
     counts: Counter[int] = Counter()
     handles = [
@@ -68,7 +76,8 @@ def _try_sample(module: nn.Module, blocks: Sequence[nn.Module], sample: Any, los
         for place, block in enumerate(blocks)
     ]
     try:
-        read_loss(call_module(module, sample), sample, loss).total.backward()  # type: ignore[no-untyped-call]
+        num_items = count_labels(module, sample) if kind is LossKind.SHARES else None
+        compute_loss(module, sample, loss, kind, num_items).total.backward()  # type: ignore[no-untyped-call]
     finally:
         for handle in handles:
             handle.remove()

@@ -1,11 +1,13 @@
-"""A module without random draws of dropout and without batch statistics, for trials whose results are compared."""
+"""A module for trials whose results are compared, without draws of dropout, batch statistics and lower precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 
 def list_dropouts(module: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -46,3 +48,30 @@ def keep_quiet(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
+
+
+def turn_to_double(module: Any) -> None:
+    """Turn a module to fp64; experts of transformers then take products that fp64 has."""
+    module.double()
+    if getattr(module, "_can_set_experts_implementation", lambda: False)():
+        module.set_experts_implementation("batched_mm")
+
+
+class KeepDouble(TorchFunctionMode):
+    """Leaves tensors of fp64 as they are where a module turns them to fp32, as the norms and losses of many do.
+
+    The comparison of two runs in fp64 would else be one of roundings to fp32.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, without its turn to fp32."""
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor) and tensor.dtype is torch.float64:
+            if function is Tensor.float:
+                return tensor
+            if function is Tensor.type_as and args[1].dtype is torch.float32:
+                return tensor
+            args = tuple(torch.float64 if item is torch.float32 else item for item in args)
+            if kwargs and kwargs.get("dtype") is torch.float32:
+                kwargs = kwargs | {"dtype": torch.float64}
+        return function(*args, **(kwargs or {}))

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from meshwise.executor.modules.blocks import recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.strategies.plan.recomputation import Recompute
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -76,7 +77,12 @@ def shard_module(
 
 
 def find_precision_context(module: nn.Module, device: torch.device, precision: str) -> Any:
-    """Return the context of a forward: shards turn parameters to bf16 themselves, else torch casts operators."""
+    """Return the context of a forward: shards turn parameters to bf16 themselves, else torch casts operators.
+
+    In fp64 nothing is turned to fp32.
+    """
+    if precision == "fp64":
+        return KeepDouble()
     is_cast = DTYPES[precision].itemsize == 2 and not isinstance(module, FSDPModule)
     return torch.autocast(device.type, DTYPES[precision], enabled=is_cast)
 

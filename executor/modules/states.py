@@ -28,12 +28,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from meshwise.executor.modules.sharding import count_ranks, find_rank
+from meshwise.executor.modules.calls import is_of_transformers
+from meshwise.executor.modules.sharding import count_ranks, find_rank, unwrap
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.recording.weight_files import find_aliases, list_weight_files, write_weights
 
 _NAME = re.compile(r"step-(\d{8})")
 _PARTIAL = ".partial"
-_FACTS, _SCHEDULER, _WEIGHTS = "facts.json", "scheduler.pt", "weights.pt"
+_FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
 VERSION = 2
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
@@ -114,19 +116,38 @@ def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, sched
         scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
 
 
-def export_weights(folder: Path, module: nn.Module) -> Path | None:
-    """Write the whole weights as one state dict, from rank 0, and return its file; ``None`` on other ranks."""
-    weights = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+def export_weights(folder: Path, module: nn.Module, *, is_plain: bool = False) -> Path | None:
+    """Write the whole weights as safetensors from rank 0, and return their file; ``None`` on other ranks.
+
+    A model of transformers writes itself, so that ``from_pretrained`` loads the folder.
+
+    Parameters
+    ----------
+    is_plain
+        Whether the weights of such a model have the names of its parameters, as those of other modules do.
+    """
+    weights: Any = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if find_rank() != 0:
         return None
-    return write_weights(folder, weights)
+    return write_module(folder, unwrap(module), weights, find_aliases(unwrap(module)), is_plain=is_plain)
 
 
-def write_weights(folder: Path, weights: dict[str, Any]) -> Path:
-    """Write whole weights into a folder, and return their file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(weights, folder / _WEIGHTS)
-    return folder / _WEIGHTS
+def write_module(
+    folder: Path, own_module: Any, weights: dict[str, Any], aliases: dict[str, str], *, is_plain: bool
+) -> Path:
+    """Write whole weights of a user's module as `export_weights` does, and return their file.
+
+    Parameters
+    ----------
+    aliases
+        Further names of tied parameters, each with the first one.
+    """
+    if is_plain or not is_of_transformers(own_module):
+        return write_weights(folder, weights, aliases)
+    for stale_file in list_weight_files(folder):
+        stale_file.unlink()
+    own_module.save_pretrained(folder, state_dict=weights)
+    return list_weight_files(folder)[-1]
 
 
 def _wait() -> None:

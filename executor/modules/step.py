@@ -1,28 +1,33 @@
 """One step of training of a user's module that is whole on every rank."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
 from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
+from meshwise.executor.modules.evaluation import EvaluateFunction, EvaluationBatch, evaluate_module, keep_training
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
+    LossKind,
     StepLoss,
-    call_module,
+    compute_loss,
+    find_loss_kind,
     list_batch_norms,
-    read_loss,
+    measure_loss,
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import (
@@ -32,6 +37,7 @@ from meshwise.executor.modules.optimizers import (
     build_scheduler,
 )
 from meshwise.executor.modules.probe import probe
+from meshwise.executor.modules.quiet import turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
@@ -95,7 +101,9 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
+        self.module = module.to(self.device)
+        if precision == "fp64":
+            turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         self.data_rank = self.rank % layout.data
         self.step_number = 0
@@ -105,6 +113,7 @@ class TrainingStep:
         self._checkpoint: Path | None = None
         self._unused: UnusedParameters | None = None
         self._course: CallCourse | None = None
+        self._loss_kind = LossKind.SAMPLES
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
@@ -113,8 +122,10 @@ class TrainingStep:
         optimizer, scheduler = self._trained or self._begin(batch)
         draws = torch.get_rng_state()  # those of the user's data, which are no part of a step
         torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
-        step_loss = StepLoss(self.layout.num_microbatches, self.layout.data, self.device)
-        self._run_passes(microbatches, step_loss)
+        num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
+        parts = self.layout.num_microbatches, self.layout.data
+        step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None)
+        self._run_passes(microbatches, step_loss, num_items)
         torch.set_rng_state(draws)
         mean_loss, factor = step_loss.reduce()
         self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
@@ -145,21 +156,59 @@ class TrainingStep:
             load_states(self._checkpoint, self.module, *self._trained)
         return self.step_number
 
-    def export(self, folder: str | Path) -> Path | None:
-        """Write the whole weights into a folder, from rank 0, and return the file; ``None`` on other ranks."""
-        return export_weights(Path(folder), self.module)
+    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
+        """Write the whole weights into a folder as safetensors, from rank 0; return the file, or ``None`` elsewhere.
 
-    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss) -> None:
+        Parameters
+        ----------
+        is_plain
+            Whether those of a model of transformers have the names of its parameters, as those of other modules do.
+        """
+        return export_weights(Path(folder), self.module, is_plain=is_plain)
+
+    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss, num_items: Tensor | None) -> None:
         """Run forward and backward of all microbatches, and add up their losses."""
         for number, microbatch in enumerate(microbatches, 1):
             with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
                 with find_precision_context(self.module, self.device, self.precision):
-                    loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
+                    loss = compute_loss(self.module, microbatch, self.loss, self._loss_kind, num_items)
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
 
     def _end_update(self) -> None:
         """Drop the gradients of a step that is done."""
         self.module.zero_grad(set_to_none=True)
+
+    def _count_items(self, batch: Any) -> Tensor:
+        """Return the labels of the step that count."""
+        return count_items_of_step(self.module, batch, self.num_ranks) // self.layout.pipeline  # each stage has them
+
+    def evaluate(
+        self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
+    ) -> dict[str, float]:
+        """Return figures of the module over the batches of all ranks, by name, in the mode of evaluation.
+
+        Parameters
+        ----------
+        function
+            It returns a number of ``(module, batch)``, which is a mean over samples, a pair (sum, weight), or a dict of
+            these; by default the loss.
+        batches
+            Those of this rank; ranks may have different numbers of them.
+        is_marked
+            Whether they are instances of `EvaluationBatch`, of which some do not count.
+        """
+        if self._trained is None:
+            raise ValueError("an evaluation comes after at least one step, met none")
+        marked = batches if is_marked else map(EvaluationBatch, batches)
+        own_function = partial(measure_loss, loss=self.loss) if function is None else function
+        placed = (EvaluationBatch(self._place(item.batch), item.is_counted) for item in marked)
+        with keep_training(self.module), find_precision_context(self.module, self.device, self.precision):
+            figures = evaluate_module(unwrap(self.module), own_function, placed, self.device)
+        if self._course is not None:
+            self._course.take_digest()
+        if self._unused is not None:
+            self._unused.forget_calls()
+        return figures
 
     def _place(self, batch: Any) -> Any:
         """Return a batch on the device, and in fp64 where that is computed in."""
@@ -174,7 +223,9 @@ class TrainingStep:
         units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
         if self.num_ranks > 1:
             with find_precision_context(self.module, self.device, self.precision):
-                units, has_unused, idle_names = probe(self.module, units, batch, self.loss, self.device)
+                units, has_unused, idle_names = probe(
+                    self.module, units, batch, self.loss, self.device, self._loss_kind
+                )
             units = list_own_units(units, self.module)
             broadcast_states(self.module)
             if self.layout.zero:
@@ -186,11 +237,16 @@ class TrainingStep:
         return self._build_optimizer()
 
     def _check_loss(self, batch: Any) -> None:
-        """Raise `LossError` where ranks and microbatches do not add up to the loss of the batch."""
-        if self.num_ranks > 1 or self.layout.num_microbatches > 1:
-            self._require_whole_statistics()
+        """Find how losses add up; raise `LossError` where ranks and microbatches do not make the loss of the batch."""
+        is_cut = self.num_ranks > 1 or self.layout.num_microbatches > 1
+        if is_cut or takes_num_items(self.module):
             with find_precision_context(self.module, self.device, self.precision):
-                require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
+                self._loss_kind = find_loss_kind(self.module, batch, self.loss)
+        if is_cut:
+            self._require_whole_statistics()
+            tolerance = CAST_TOLERANCE if self._is_cast else None
+            with find_precision_context(self.module, self.device, self.precision):
+                require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
 
     def _build_optimizer(self) -> tuple[Optimizer, LRScheduler | None]:
         """Return optimizer and scheduler of the module as it is sharded, with the states of a checkpoint if any."""

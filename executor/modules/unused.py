@@ -63,6 +63,10 @@ class UnusedParameters:
         for parameter, is_unused in zip(parameters, are_unused.tolist(), strict=True):
             if is_unused:
                 parameter.grad = None
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
+        """Forget what was called, as in an evaluation between two steps."""
         self._called.clear()
 
 

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from meshwise.executor.capture.program import DataDetachMode, explain_error, inline_blocks, silence_torch
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line, prefix_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors
-from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+from meshwise.executor.modules.losses import LossFunction, LossKind, compute_loss
 from meshwise.executor.recording.private_torch import trust_causal_hints
 from meshwise.executor.recording.rank_files import UserError
 
@@ -38,19 +38,22 @@ class LossModule(nn.Module):
     ----------
     batch
         A batch whose structure, and values that are no tensors, every call has.
+    kind
+        How losses of parts make that of the whole: for shares the last tensor is the number of labels of the step.
     """
 
-    def __init__(self, module: nn.Module, loss: LossFunction | None, batch: Any) -> None:
+    def __init__(self, module: nn.Module, loss: LossFunction | None, batch: Any, kind: LossKind) -> None:
         super().__init__()
         self.module = module
-        self.loss = loss
+        self.loss, self.kind = loss, kind
         self.structure = map_tensors(batch, lambda tensor: tensor.new_empty(0))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the loss; or the sum of a loss, and its weight."""
         remaining = iter(tensors)
         batch = map_tensors(self.structure, lambda _: next(remaining))
-        loss = read_loss(call_module(self.module, batch), batch, self.loss)
+        num_items = next(remaining).reshape(()) if self.kind is LossKind.SHARES else None
+        loss = compute_loss(self.module, batch, self.loss, self.kind, num_items)
         return (loss.total,) if loss.weight is None else (loss.total, loss.weight)
 
 
@@ -89,8 +92,24 @@ class StepGraph:
     trained: frozenset[str]
 
 
-def export_step(module: nn.Module, loss: LossFunction | None, batch: Any) -> StepGraph:
+def list_inputs(batch: Any, num_items: Tensor | None) -> list[Tensor]:
+    """Return the tensors that a graph takes, each with a dim that is cut into microbatches."""
+    return list_tensors(batch) if num_items is None else [*list_tensors(batch), num_items.reshape(1)]
+
+
+def export_step(
+    module: nn.Module,
+    loss: LossFunction | None,
+    batch: Any,
+    kind: LossKind = LossKind.SAMPLES,
+    num_items: Tensor | None = None,
+) -> StepGraph:
     """Return the graph of a module and its loss on a microbatch.
+
+    Parameters
+    ----------
+    num_items
+        For `LossKind.SHARES` the labels of the step that count.
 
     Raises
     ------
@@ -98,10 +117,10 @@ def export_step(module: nn.Module, loss: LossFunction | None, batch: Any) -> Ste
         Where torch cannot export the module, with the line of its code: control flow that depends on data, numbers read
         out of tensors.
     """
-    wrapper = LossModule(module, loss, batch)
+    wrapper = LossModule(module, loss, batch, kind)
     try:
         with silence_torch(), DataDetachMode(), trust_causal_hints():
-            program = torch.export.export(wrapper, tuple(list_tensors(batch)), strict=False)
+            program = torch.export.export(wrapper, tuple(list_inputs(batch, num_items)), strict=False)
             inline_blocks(program.graph_module)
             program = program.run_decompositions({})
     except UserError:

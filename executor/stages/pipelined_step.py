@@ -4,8 +4,9 @@ A rank has the parameters of its own stages only: the user's module loses the ot
 plan on torch's pipeline runtime.
 """
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,20 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from meshwise.executor.modules.batches import list_tensors, split_evenly
+from meshwise.executor.modules.batches import split_evenly
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import broadcast_states
-from meshwise.executor.modules.losses import LossError, StepLoss, WeightedLoss, list_batch_norms
+from meshwise.executor.modules.evaluation import EvaluateFunction
+from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
 from meshwise.executor.modules.sharding import DTYPES
-from meshwise.executor.modules.states import write_weights
+from meshwise.executor.modules.states import write_module
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime
 from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
-from meshwise.executor.stages.export import StepGraph, export_step
+from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
@@ -38,6 +41,15 @@ from meshwise.strategies.plan.recomputation import Recompute
 _MESH = ("pipeline", "replica", "shard")
 CLIP_EPSILON = 1e-6
 """Added to the norm by which gradients are divided, as in torch's ``clip_grad_norm_``."""
+
+
+def copy_skeleton(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose parameters have shapes and no data; buffers are copied."""
+    empty = {
+        id(parameter): nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        for parameter in module.parameters()
+    }
+    return copy.deepcopy(module, dict(empty))
 
 
 class _PipelineStage(QuietStage):
@@ -71,10 +83,12 @@ class PipelinedStep(TrainingStep):
         self._check_loss(batch)
         broadcast_states(self.module)
         layout = self.layout
+        self._whole, self._aliases = copy_skeleton(self.module), find_aliases(self.module)
         if layout.zero:
             self._require_one_dtype()
         microbatch = split_evenly(batch, layout.num_microbatches, "microbatches")[0]
-        step = export_step(self.module, self.loss, microbatch)
+        num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
+        step = export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
         self._require_equal_buffers(step)
         self._mesh = init_device_mesh(
             self.device.type, (layout.pipeline, layout.data // layout.shards, layout.shards), mesh_dim_names=_MESH
@@ -183,9 +197,9 @@ class PipelinedStep(TrainingStep):
             if id(self.module.get_buffer(name)) not in renewed:
                 self.module.get_submodule(owner)._buffers[attribute] = None
 
-    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss) -> None:
+    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss, num_items: Tensor | None) -> None:
         self._step_loss = step_loss
-        columns = zip(*(list_tensors(microbatch) for microbatch in microbatches), strict=True)
+        columns = zip(*(list_inputs(microbatch, num_items) for microbatch in microbatches), strict=True)
         tensors = dict(zip(self._input_names, map(torch.cat, columns), strict=True))
         first = (next(iter(tensors.values())),) if self._is_first else ()
         target = next(iter(tensors.values())) if self._is_last else None
@@ -197,7 +211,9 @@ class PipelinedStep(TrainingStep):
     def _add_loss(self, outputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
         """Add the loss of a microbatch on the last stage."""
         assert self._step_loss is not None
-        return self._step_loss.add(WeightedLoss(*outputs))
+        total, *weights = outputs
+        weight = weights[0] if weights else None
+        return self._step_loss.add(WeightedLoss(total, weight, is_share=self._loss_kind is LossKind.SHARES))
 
     def _finish_gradients(self, factor: float) -> None:
         for buckets in self._buckets.values():
@@ -238,17 +254,43 @@ class PipelinedStep(TrainingStep):
             for parameter in parameters.values():
                 parameter.grad = None
 
-    def export(self, folder: str | Path) -> Path | None:
+    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
         """Write the whole weights, gathered from all stages, from rank 0; ``None`` on other ranks."""
+        weights = self._gather_weights()
+        if self.rank:
+            return None
+        return write_module(Path(folder), self._whole, weights, self._aliases, is_plain=is_plain)
+
+    def _gather_weights(self) -> dict[str, Tensor]:
+        """Return the states of the whole module, in host memory, on all ranks."""
         own = {
             name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
             for name, tensor in self.module.state_dict().items()
         }
-        if self.data_rank:
-            return None
-        parts: list[Any] | None = [None] * self.layout.pipeline if self.rank == 0 else None
-        dist.gather_object(own, parts, dst=0, group=self._group)
-        if parts is None:
-            return None
+        parts: list[Any] = [None] * self.layout.pipeline
+        dist.all_gather_object(parts, own, group=self._group)
         found = {name: tensor for part in reversed(parts) for name, tensor in part.items()}
-        return write_weights(Path(folder), {name: found[name] for name in self._state_names})
+        return {name: found[name] for name in self._state_names}
+
+    def evaluate(
+        self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
+    ) -> dict[str, float]:
+        """Return figures as `TrainingStep.evaluate` does, of the whole module, which every rank builds for it."""
+        if self._trained is None:
+            raise ValueError("an evaluation comes after at least one step, met none")
+        stages, self.module = self.module, self._build_whole()
+        try:
+            return super().evaluate(function, batches, is_marked=is_marked)
+        finally:
+            self.module = stages
+
+    def _build_whole(self) -> nn.Module:
+        """Return a whole module with the states as they are now."""
+        weights = self._gather_weights()
+        whole = copy.deepcopy(self._whole)
+        for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
+            owner, _, attribute = name.rpartition(".")
+            filled = nn.Parameter(weights[name].to(self.device), requires_grad=parameter.requires_grad)
+            setattr(whole.get_submodule(owner), attribute, filled)
+        whole.load_state_dict(weights)
+        return whole

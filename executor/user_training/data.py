@@ -99,28 +99,28 @@ def iterate_batches(
         batch = batch // num_ranks if batch is not None else None
         rank, num_ranks = 0, 1
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
-        _require_known_sampler(data)
+        require_known_sampler(data)
         sampler = StepSampler(
             len(data.dataset),  # type: ignore[arg-type]
-            _find_batch(batch, getattr(data.batch_sampler, "batch_size", None)),
+            find_batch(batch, getattr(data.batch_sampler, "batch_size", None)),
             rank,
             num_ranks,
             shuffle=not isinstance(data.sampler, SequentialSampler),
             **sampler_options,
         )
-        return iter(_make_loader(data.dataset, sampler, data))
+        return iter(make_loader(data.dataset, sampler, data))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         if not has_length:
             raise UserFileError(f"a dataset has a length, met {type(data).__name__} without; nearest: IterableDataset")
         num_samples = len(data)  # type: ignore[arg-type]
-        sampler = StepSampler(num_samples, _find_batch(batch, None), rank, num_ranks, shuffle=True, **sampler_options)
-        return iter(_make_loader(data, sampler, None))
+        sampler = StepSampler(num_samples, find_batch(batch, None), rank, num_ranks, shuffle=True, **sampler_options)
+        return iter(make_loader(data, sampler, None))
     if not isinstance(data, Iterable):
         raise UserFileError(f"data() returns a dataset, a DataLoader or an iterable, met {type(data).__name__}")
     return _iterate_stream(data, is_own=is_own, batch=batch, rank=rank, num_ranks=num_ranks, first_step=first_step)
 
 
-def _require_known_sampler(loader: DataLoader[Any]) -> None:
+def require_known_sampler(loader: DataLoader[Any]) -> None:
     """Raise `UserFileError` where a loader's own order of samples would be lost."""
     batch_sampler = loader.batch_sampler
     own_sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else batch_sampler
@@ -131,13 +131,14 @@ def _require_known_sampler(loader: DataLoader[Any]) -> None:
         )
 
 
-def _find_batch(batch: int | None, loader_batch: int | None) -> int:
+def find_batch(batch: int | None, loader_batch: int | None) -> int:
+    """Return the samples of a step; `UserFileError` where neither the user nor his loader says them."""
     if batch is None and loader_batch is None:
         raise UserFileError("a dataset needs the samples of a step, met no BATCH in the file; nearest: --batch N")
     return batch or loader_batch or 1
 
 
-def _make_loader(dataset: Any, sampler: StepSampler, loader: DataLoader[Any] | None) -> DataLoader[Any]:
+def make_loader(dataset: Any, sampler: Iterable[list[int]], loader: DataLoader[Any] | None) -> DataLoader[Any]:
     """Return a loader of one rank's samples, with the workers and the collation of the user's."""
     if loader is None:
         return DataLoader(dataset, batch_sampler=sampler, collate_fn=default_collate)

@@ -11,8 +11,8 @@ from meshwise.executor.options import TIMEOUT
 from meshwise.simulator.brief import brief_repr
 
 JOB_VERSION = 1
-CHECKPOINTS, WEIGHTS = "checkpoints", "weights"
-"""Folders of a run: its checkpoints, and the whole weights at its end."""
+CHECKPOINTS, WEIGHTS, TOKENS = "checkpoints", "weights", "tokens"
+"""Folders of a run: its checkpoints, the whole weights at its end, and the tokens of its texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TrainJob:
     Parameters
     ----------
     file
-        The absolute path of the file.
+        The absolute path of the file; that of a folder for a model of transformers.
     steps
         Steps in all; a run that goes on from a checkpoint makes those that are left.
     batch
@@ -32,11 +32,17 @@ class TrainJob:
     max_norm
         The norm to which gradients are clipped; ``None`` for no clipping.
     checkpoint_every
-        Steps between checkpoints; 0 for one at the end only.
+        Steps between checkpoints; 0 for one at the end only, -1 for none.
+    evaluate_every
+        Steps between evaluations; 0 for one at the end only.
     resume
         Whether the run goes on from the newest checkpoint of its folder.
     without_dropout
         Whether dropout modules drop nothing, so that runs under two plans can be compared.
+    tokens, evaluation_tokens
+        The absolute paths of the files of tokens that a model of transformers is trained and evaluated on.
+    sequence
+        Tokens of a sample of them.
     timeout
         Seconds that a rank waits for another before it gives up.
     """
@@ -50,12 +56,21 @@ class TrainJob:
     max_norm: float | None = None
     seed: int = 0
     checkpoint_every: int = 0
+    evaluate_every: int = 0
     resume: bool = False
     without_dropout: bool = False
+    tokens: str | None = None
+    evaluation_tokens: str | None = None
+    sequence: int = 0
     device: str = CPU
     timeout: float = TIMEOUT
 
     __repr__ = brief_repr()
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is compared with another and then forgotten."""
+        return self.checkpoint_every < 0
 
     def write(self, folder: Path) -> Path:
         """Write the job into a folder and return its file."""
@@ -85,3 +100,8 @@ def metrics_file(folder: Path, rank: int) -> Path:
 def facts_file(folder: Path, rank: int) -> Path:
     """Return the path of the JSON document of a rank with what it used: bytes, parameters and blocks."""
     return folder / f"rank-{rank}.facts"
+
+
+def stop_file(folder: Path) -> Path:
+    """Return the path of the file whose presence asks the ranks to end after the step that runs."""
+    return folder / "rank-stop"

@@ -2,19 +2,21 @@
 
 import json
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from math import inf, isnan
 from pathlib import Path
-from typing import NamedTuple
 
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
-from meshwise.executor.launch.run import Progress, compute_typical_time, log_steps
+from meshwise.executor.launch.run import compute_typical_time
 from meshwise.executor.recording.rank_files import UserError, read_errors
-from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file
+from meshwise.executor.user_training.log import Progress, StepReader, StepRow, log_rows, require_tensorboard
+from meshwise.executor.user_training.stopping import StoppedError, StopRequest
 from meshwise.simulator.brief import brief_repr
 
 WORKER = "meshwise.executor.user_training.worker"
@@ -53,12 +55,8 @@ class TrainRun:
     ----------
     first_step
         Steps that the run went on from.
-    losses
-        Those of the steps of this run.
-    step_times
-        Seconds of every step on its slowest rank, with the time to read the batch.
-    samples
-        Samples of a step on all ranks.
+    rows
+        The steps of this run.
     parameters, blocks
         Elements of the module's parameters, and its number of blocks.
     peak_memory
@@ -69,9 +67,7 @@ class TrainRun:
 
     job: TrainJob
     first_step: int
-    losses: tuple[float, ...]
-    step_times: tuple[float, ...]
-    samples: int
+    rows: tuple[StepRow, ...]
     parameters: int
     blocks: int
     peak_memory: float | None
@@ -83,13 +79,40 @@ class TrainRun:
     __repr__ = brief_repr("losses", "step_time")
 
     @property
+    def losses(self) -> tuple[float, ...]:
+        """Those of the steps."""
+        return tuple(row.loss for row in self.rows)
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.rows[0].samples
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a step on all ranks; ``None`` where batches are not of token numbers."""
+        return self.rows[0].tokens
+
+    @property
+    def evaluations(self) -> tuple[StepRow, ...]:
+        """The steps after which there was an evaluation."""
+        return tuple(row for row in self.rows if row.evaluation)
+
+    @property
     def step_time(self) -> float:
         """Median seconds of the steps after the first two."""
-        return compute_typical_time(self.step_times)
+        return compute_typical_time([row.seconds for row in self.rows])
 
 
 def train(
-    job: TrainJob, folder: Path, *, verify: bool = False, replace_run: bool = False, progress: Progress | None = None
+    job: TrainJob,
+    folder: Path,
+    *,
+    verify: bool = False,
+    replace_run: bool = False,
+    has_board: bool = False,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> TrainRun:
     """Train a user's file and return what was measured.
 
@@ -102,8 +125,12 @@ def train(
     replace_run
         Whether the checkpoints of an earlier run in the folder are removed; else a run that does not go on from them
         is refused.
+    has_board
+        Whether figures are written for TensorBoard too.
     progress
-        Called with (step, loss, seconds) after every step.
+        Called with every step.
+    tell
+        Called with a message when a signal has come.
 
     Raises
     ------
@@ -111,23 +138,25 @@ def train(
         Where the file, its data or the checkpoint do not serve, or the folder has another run.
     ExecutionError
         Where a rank fails.
+    StoppedError
+        Where Ctrl-C or SIGTERM came: the ranks have ended, with a checkpoint.
     DifferenceError
         Where the ranks do not compute what one process computes; the run was not started.
     """
     require_torch()
     require_device(job.device, job.layout.num_ranks)
+    if has_board:
+        require_tensorboard()
     first_step = _prepare_folder(job, folder, replace_run=replace_run)
-    difference = verify_job(job, folder / VERIFY) if verify else None
+    difference = verify_job(job, folder / VERIFY, tell) if verify else None
     if difference is not None and not difference.is_equal:
         raise DifferenceError(
             f"the ranks compute what one process does, met losses {difference.loss:.1e} and weights "
             f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward or "
             "data, other than of dropout modules, make them differ too"
         )
-    rates: dict[int, float] = {}
-    log_step = log_steps(folder, first_step, rates.__getitem__, progress)
-    _launch(job, folder, log_step, first_step, rates)
-    return _collect(job, folder, first_step, difference)
+    rows = _launch(job, folder, log_rows(folder, first_step, progress, has_board=has_board), tell=tell)
+    return _collect(job, folder, first_step, rows, difference)
 
 
 def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
@@ -146,78 +175,52 @@ def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
 
 
 def _launch(
-    job: TrainJob,
-    folder: Path,
-    progress: Progress | None = None,
-    first_step: int = 0,
-    rates: dict[int, float] | None = None,
-) -> None:
-    """Run the ranks of a job; ``rates`` gets the learning rate of every step before ``progress`` is told of it."""
+    job: TrainJob, folder: Path, progress: Progress | None = None, *, tell: Callable[[str], None] = lambda text: None
+) -> list[StepRow]:
+    """Run the ranks of a job and return its steps; `StoppedError` where it was asked to end before the last one."""
     path = job.write(folder)
-    poll = _build_poll(job, folder, progress, first_step, {} if rates is None else rates)
-    try:
-        launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.num_ranks, timeout=job.timeout, poll=poll)
-    except ExecutionError as error:
-        failures = sorted(read_errors(folder, job.layout.num_ranks).values(), key=lambda failure: failure.time)
-        if failures and failures[0].user_text:
-            raise UserError(failures[0].user_text) from error
-        if job.layout.zero and MISMATCH in str(error):
-            cause = "ranks ran different parts of the module, which the first batch had not shown"
-            raise ExecutionError(f"{cause}; nearest: zero=0. {error}") from error
-        raise
-    finally:
-        poll()
+    reader = StepReader(folder, job.layout.num_ranks, job.layout.data, progress)
+    with StopRequest(folder, tell) as request:
+
+        def poll() -> None:
+            request.pass_on()
+            reader.read_on()
+
+        try:
+            launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.num_ranks, timeout=job.timeout, poll=poll)
+        except ExecutionError as error:
+            failures = sorted(read_errors(folder, job.layout.num_ranks).values(), key=lambda failure: failure.time)
+            if failures and failures[0].user_text:
+                raise UserError(failures[0].user_text) from error
+            if job.layout.zero and MISMATCH in str(error):
+                cause = "ranks ran different parts of the module, which the first batch had not shown"
+                raise ExecutionError(f"{cause}; nearest: zero=0. {error}") from error
+            raise
+        finally:
+            reader.read_on()
+    if facts_file(folder, 0).exists():
+        return reader.rows
+    number = request.number or signal.SIGTERM  # or a rank alone got it
+    name = signal.Signals(number).name
+    if job.is_trial or not reader.rows:
+        raise StoppedError(f"{name}: stopped before the first step was done; the same command begins again", number)
+    num_steps = reader.rows[-1].step + 1
+    raise StoppedError(
+        f"{name}: stopped after {num_steps} of {job.steps} steps, with a checkpoint in {folder / CHECKPOINTS}; "
+        "the same command with --resume goes on",
+        number,
+    )
 
 
-def _build_poll(
-    job: TrainJob, folder: Path, progress: Progress | None, first_step: int, rates: dict[int, float]
-) -> Callable[[], None]:
-    num_told = 0
-
-    def poll() -> None:
-        nonlocal num_told
-        if progress is not None:
-            rows = list(_read_steps(job, folder))
-            for number, row in enumerate(rows[num_told:], first_step + num_told):
-                rates[number] = row.learning_rate
-                progress(number, row.loss, row.seconds)
-            num_told = len(rows)
-
-    return poll
-
-
-class _Row(NamedTuple):
-    """A step of all ranks: its loss, the seconds of the slowest rank, all samples, and the learning rate."""
-
-    loss: float
-    seconds: float
-    samples: int
-    learning_rate: float
-
-
-def _read_steps(job: TrainJob, folder: Path) -> Iterator[_Row]:
-    """Yield every step that all ranks have finished."""
-    rank_rows = []
-    for rank in range(job.layout.num_ranks):
-        path = metrics_file(folder, rank)
-        text = path.read_text("utf-8") if path.exists() else ""
-        rank_rows.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
-    for rows in zip(*rank_rows, strict=False):
-        seconds = max(row["seconds"] for row in rows)
-        samples = sum(row["samples"] for row in rows[: job.layout.data])  # other stages read the same ones
-        yield _Row(rows[0]["loss"], seconds, samples, rows[0]["learning_rate"])
-
-
-def _collect(job: TrainJob, folder: Path, first_step: int, difference: Difference | None) -> TrainRun:
-    rows = list(_read_steps(job, folder))
+def _collect(
+    job: TrainJob, folder: Path, first_step: int, rows: Sequence[StepRow], difference: Difference | None
+) -> TrainRun:
     facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.num_ranks)]
     peaks = [rank_facts["peak"] for rank_facts in facts if "peak" in rank_facts]
     return TrainRun(
         job,
         first_step,
-        tuple(row.loss for row in rows),
-        tuple(row.seconds for row in rows),
-        rows[0].samples,
+        tuple(rows),
         facts[0]["parameters"],
         facts[0]["blocks"],
         max(peaks) if peaks else None,
@@ -228,11 +231,10 @@ def _collect(job: TrainJob, folder: Path, first_step: int, difference: Differenc
     )
 
 
-def verify_job(job: TrainJob, folder: Path) -> Difference:
+def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda text: None) -> Difference:
     """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
-    import torch
-
-    from meshwise.executor.user_training.training import train_plainly  # needs torch
+    from meshwise.executor.recording.weight_files import read_weights  # needs torch
+    from meshwise.executor.user_training.training import train_plainly
 
     check = replace(
         job,
@@ -241,12 +243,12 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
         resume=False,
         without_dropout=True,
         checkpoint_every=-1,
+        evaluate_every=-1,
     )
     with redirect_stdout(sys.stderr):  # the user's file may print
         expected_losses, expected_weights = train_plainly(check)
-    _launch(check, folder)
-    losses = [row.loss for row in _read_steps(check, folder)]
-    weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
+    losses = [row.loss for row in _launch(check, folder, tell=tell)]
+    weights = read_weights(folder / WEIGHTS)
     pairs = zip(losses, expected_losses, strict=True)
     loss_difference = find_largest(abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in pairs)
     if missing_names := set(expected_weights) - set(weights):

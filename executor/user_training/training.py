@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,18 +17,21 @@ from torch import Tensor, nn
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
-from meshwise.executor.modules.batches import count_samples, to_double
+from meshwise.executor.modules.batches import count_samples, count_tokens, to_double
 from meshwise.executor.modules.blocks import list_blocks
-from meshwise.executor.modules.losses import call_module, read_loss
+from meshwise.executor.modules.calls import count_labels, takes_num_items
+from meshwise.executor.modules.evaluation import EvaluationBatch
+from meshwise.executor.modules.losses import compute_loss
 from meshwise.executor.modules.optimizers import make_adamw
-from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.modules.quiet import KeepDouble, drop_nothing, turn_to_double
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
 from meshwise.executor.user_training.data import iterate_batches
-from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.user_training.evaluation import iterate_evaluation
+from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
@@ -38,19 +41,21 @@ from meshwise.executor.user_training.user_file import (
 )
 
 
-class Stopped(Exception):
-    """The run was asked to end, and has written a checkpoint."""
-
-
 class StopFlag:
-    """Whether SIGTERM has come: the rank then ends after the step that runs, with a checkpoint."""
+    """Whether the run is asked to end, by SIGTERM to this rank or by the command that started it."""
 
-    def __init__(self) -> None:
-        self.is_set = False
+    def __init__(self, folder: Path) -> None:
+        self._is_set = False
+        self._file = stop_file(folder)
         signal.signal(signal.SIGTERM, self._set)
 
     def _set(self, number: int, frame: Any) -> None:
-        self.is_set = True
+        self._is_set = True
+
+    @property
+    def is_set(self) -> bool:
+        """Whether this rank has been asked."""
+        return self._is_set or self._file.exists()
 
     def ask_all(self, device: torch.device) -> bool:
         """Return whether any rank was asked to end."""
@@ -77,7 +82,8 @@ def train_rank(path: Path, rank: int) -> None:
 
 
 def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, accelerator: Accelerator) -> None:
-    stop, user_file = StopFlag(), load_file(Path(job.file))
+    stop, user_file = StopFlag(folder), load_source(job)
+    _require_evaluation(job, user_file)
     heartbeat.beat("model")
     step = build_step(job, user_file, accelerator.device)
     facts = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
@@ -87,9 +93,11 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
     batches = open_batches(job, user_file, rank % job.layout.data, job.layout.data, first_step)
-    saved_step = first_step
+    is_asked = stop.ask_all(accelerator.device)
     with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
         for number in range(first_step, job.steps):
+            if is_asked:
+                return
             heartbeat.step = number
             heartbeat.beat("batch")
             start = time.perf_counter()
@@ -97,31 +105,53 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             heartbeat.beat("step")
             loss = run_step(step, batch, user_file)
             accelerator.synchronise()
-            row = {
+            row: dict[str, Any] = {
                 "step": number,
                 "loss": loss,
                 "seconds": time.perf_counter() - start,
                 "samples": count_samples(batch),
+                "tokens": count_tokens(batch),
                 "learning_rate": step.learning_rate,
             }
+            is_last = number + 1 == job.steps
+            is_asked = stop.ask_all(accelerator.device) and not is_last
+            if _is_due(job.evaluate_every, number, is_last=is_last) and not is_asked and user_file.evaluation_data:
+                row["evaluation"] = evaluate_step(job, step, user_file, rank, heartbeat)
             metrics.write(json.dumps(row) + "\n")
             metrics.flush()
-            is_asked = stop.ask_all(accelerator.device)
-            is_due = job.checkpoint_every and (number + 1) % job.checkpoint_every == 0
-            if is_due or is_asked:
+            if _is_due(job.checkpoint_every, number, is_last=is_last) or is_asked:
                 heartbeat.beat("checkpoint")
                 step.save(checkpoints)
-                saved_step = number + 1
-            if is_asked:
-                raise Stopped(f"SIGTERM after step {number}; a checkpoint of {number + 1} steps is in {checkpoints}")
     heartbeat.beat("checkpoint")
-    if saved_step < job.steps and job.checkpoint_every >= 0:
-        step.save(checkpoints)
-    step.export(folder / WEIGHTS)
+    step.export(folder / WEIGHTS, is_plain=job.is_trial)
+    if rank == 0 and user_file.save_beside is not None and not job.is_trial:
+        user_file.save_beside(folder / WEIGHTS)
     memory = accelerator.read_memory()
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     facts_file(folder, rank).write_text(json.dumps(facts | usage))
+
+
+def _is_due(every: int, step: int, *, is_last: bool) -> bool:
+    """Return whether something that happens every so many steps, and at the end, happens after a step."""
+    return every >= 0 and (is_last or bool(every and (step + 1) % every == 0))
+
+
+def _require_evaluation(job: TrainJob, user_file: UserFile) -> None:
+    if job.evaluate_every > 0 and user_file.evaluation_data is None:
+        if job.tokens is not None:
+            raise UserFileError("--evaluate-every: a model of --hf is evaluated on --evaluation-text FILES, met none")
+        rule = "--evaluate-every: the file has evaluation_data(), samples that are not trained on"
+        raise UserFileError(f"{user_file.path}: {rule}, met none; nearest: --evaluate-every 0")
+
+
+def load_source(job: TrainJob) -> UserFile:
+    """Return the functions of what a job trains: a user's file, whose code is run, or a model of transformers."""
+    if job.tokens is None:
+        return load_file(Path(job.file))
+    from meshwise.executor.user_training.pretrained import open_pretrained  # needs transformers
+
+    return open_pretrained(job)
 
 
 def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep:
@@ -165,6 +195,29 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
         raise UserFileError(f"{line}: data() at step {step}: {format_error(error)}") from error
 
 
+def evaluate_step(
+    job: TrainJob, step: TrainingStep, user_file: UserFile, rank: int, heartbeat: Heartbeat
+) -> dict[str, float]:
+    """Return the figures of the user's evaluation over all samples; an error in his code names its line."""
+    heartbeat.beat("evaluation")
+
+    def tell(item: EvaluationBatch) -> EvaluationBatch:
+        heartbeat.beat("evaluation")
+        return item
+
+    try:
+        seed_draws(job.seed)
+        data_rank = rank % job.layout.data
+        data, is_own = user_file.open_data(data_rank, job.layout.data, "evaluation_data")
+        batch = job.batch or user_file.batch
+        batches = iterate_evaluation(data, is_own=is_own, batch=batch, rank=data_rank, num_ranks=job.layout.data)
+        return step.evaluate(user_file.evaluate, map(tell, batches), is_marked=True)
+    except UserError:
+        raise
+    except Exception as error:
+        raise_with_line(error, user_file, "evaluate(): ")
+
+
 def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
     """Return the loss of a step; an error in the user's own code names its line."""
     try:
@@ -172,10 +225,15 @@ def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
     except UserError:
         raise
     except Exception as error:
-        line = find_own_line(error, user_file.path)
-        if line == str(user_file.path):
-            raise
-        raise UserFileError(f"{line}: {format_error(error)}") from error
+        raise_with_line(error, user_file)
+
+
+def raise_with_line(error: Exception, user_file: UserFile, words: str = "") -> NoReturn:
+    """Raise an error again, as a `UserFileError` with the line where it came through the user's own code."""
+    line = find_own_line(error, user_file.path)
+    if line == str(user_file.path):
+        raise error
+    raise UserFileError(f"{line}: {words}{format_error(error)}") from error
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -189,7 +247,7 @@ def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
     It is a loop of torch alone, by which a run under a plan is judged. Weights whose gradients are nothing but rounding
     are left out: optimizers that divide by the size of gradients make whole steps of them.
     """
-    user_file = load_file(Path(job.file))
+    user_file = load_source(job)
     try:
         return _train_plainly(job, user_file)
     except UserError:
@@ -203,7 +261,8 @@ NOISE = 1e-11
 
 
 def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor]]:
-    module = user_file.build_model(job.seed).double()
+    module = user_file.build_model(job.seed)
+    turn_to_double(module)
     drop_nothing(module)
     module.train()
     optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
@@ -212,8 +271,9 @@ def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dic
     largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = to_double(next_batch(batches, user_file, number))
-        loss = read_loss(call_module(module, batch), batch, user_file.loss)
-        value = loss.total if loss.weight is None else loss.total / loss.weight
+        num_items = count_labels(module, batch) if takes_num_items(module) and user_file.loss is None else None
+        with KeepDouble():
+            value = compute_loss(module, batch, user_file.loss, num_items=num_items).mean
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.grad.numel():

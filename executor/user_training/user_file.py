@@ -22,7 +22,7 @@ from torch import nn
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.rank_files import UserError
 
-NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize")
+NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "evaluation_data")
 """The functions that a file may define."""
 NEEDED = ("model", "data")
 
@@ -39,6 +39,8 @@ class UserFile:
     ----------
     batch
         ``BATCH``, the samples of a step.
+    save_beside
+        Writes what belongs to the weights into their folder, such as a tokenizer.
     """
 
     path: Path
@@ -48,7 +50,10 @@ class UserFile:
     optimizer: Callable[[nn.Module], Any] | None = None
     scheduler: Callable[[Any], Any] | None = None
     initialize: Callable[[nn.Module], None] | None = None
+    evaluate: Callable[[nn.Module, Any], Any] | None = None
+    evaluation_data: Callable[..., Any] | None = None
     batch: int | None = None
+    save_beside: Callable[[Path], None] | None = None
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
@@ -65,22 +70,22 @@ class UserFile:
             raise UserFileError(f"{self._find_line(self.model)}: a module has parameters that are trained, met none")
         return module
 
-    def open_data(self, rank: int, num_ranks: int) -> tuple[Any, bool]:
-        """Return the user's data, and whether they are of this rank alone."""
+    def open_data(self, rank: int, num_ranks: int, name: str = "data") -> tuple[Any, bool]:
+        """Return the user's data, or those of a function of another name, and whether they are of this rank alone."""
         try:
-            parameters = inspect.signature(self.data).parameters
+            parameters = inspect.signature(getattr(self, name)).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
         num_needed = sum(parameter.default is parameter.empty for parameter in parameters.values())
         is_own = num_needed >= 2 or {"rank", "world"} <= parameters.keys()
-        return (self.call("data", rank, num_ranks) if is_own else self.call("data")), is_own
+        return (self.call(name, rank, num_ranks) if is_own else self.call(name)), is_own
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Return what a function of the file returns; `UserFileError` with its line where it fails."""
         function: Any = getattr(self, name)
         try:
             return function(*arguments)
-        except UserFileError:
+        except UserError:
             raise
         except Exception as error:
             raise UserFileError(f"{find_own_line(error, self.path)}: {name}(): {format_error(error)}") from error
@@ -116,8 +121,9 @@ def load_file(path: Path) -> UserFile:
         raise UserFileError(
             f"{path}: the file has the functions model() and data(), met no {missing_names[0]}(){nearest}"
         )
-    if "evaluate" in symbols:
-        raise UserFileError(f"{path}: evaluate() is not run yet, met one; nearest: a file without it")
+    if "evaluate" in symbols and "evaluation_data" not in symbols:
+        rule = "evaluate(model, batch) has evaluation_data() beside it, samples that are not trained on"
+        raise UserFileError(f"{path}: {rule}, met none; nearest: def evaluation_data(): ...")
     found = {name: symbols[name] for name in NAMES if name in symbols}
     for name, value in found.items():
         if not callable(value):

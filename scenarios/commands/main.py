@@ -135,7 +135,11 @@ def _report_failure(error: Exception) -> int:
         note(str(error))
         return BAD_INPUT
     if isinstance(error, ModuleNotFoundError):
-        remedy = "pip install 'meshwise[exec]'" if error.name == "torch" else "`meshwise doctor` shows what is missing"
+        remedy = (
+            "pip install 'meshwise[exec]'"
+            if error.name in ("torch", "safetensors")
+            else "`meshwise doctor` shows what is missing"
+        )
         note(f"{error.name} is not installed; {remedy}")
         return FAILED
     words = " ".join(str(error).split()) or "no message"

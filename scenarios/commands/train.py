@@ -1,34 +1,50 @@
 """``meshwise train``: train a user's own module on his data under a plan. It runs the user's code."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwise.executor.device import CUDA, check_device, count_gpus
 from meshwise.scenarios.commands.options import Json
-from meshwise.scenarios.commands.run_report import follow
-from meshwise.scenarios.console import Ticker, emit, note, print_rows
+from meshwise.scenarios.commands.train_report import Follower, tell_run
+from meshwise.scenarios.console import Ticker, note
 from meshwise.scenarios.files.results import make_folder
-from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
-    from meshwise.executor.user_training.run import TrainRun
 
 STEPS = 100
 PRECISIONS = ("fp32", "bf16", "fp64")
 
 
 def train(
-    file: Annotated[
-        str,
+    files: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="FILE.py",
             help="It has model() and data(); optionally loss(outputs, batch), optimizer(model), scheduler(optimizer), "
-            "initialize(model) and BATCH, the samples of a step.",
+            "initialize(model), evaluate(model, batch) with evaluation_data(), and BATCH, the samples of a step. With "
+            "--text further text files.",
         ),
-    ],
+    ] = None,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead of a file, a causal language model of transformers: a folder with config.json, tokenizer and "
+            "perhaps safetensors, or a name in the local cache. Nothing is downloaded.",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="FILES", help="Text files that the model of --hf is trained on.")
+    ] = None,
+    evaluation_text: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text files on which the model of --hf is evaluated.")
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens of a sample of --text; by default 512, or the positions of the model.")
+    ] = None,
     plan: Annotated[
         str | None,
         typer.Option(
@@ -51,6 +67,10 @@ def train(
     ] = False,
     out: Annotated[str, typer.Option(help="Folder for metrics, checkpoints and weights.")] = "meshwise-train",
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0 for one at the end.")] = 0,
+    evaluate_every: Annotated[
+        int, typer.Option(min=0, help="Steps between evaluations by the file's evaluate; 0 for one at the end.")
+    ] = 0,
+    tensorboard: Annotated[bool, typer.Option(help="Write figures for TensorBoard into --out too.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in --out, under any plan.")] = False,
     replace: Annotated[bool, typer.Option(help="Remove the checkpoints of an earlier run in --out.")] = False,
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
@@ -59,19 +79,18 @@ def train(
     """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."""
     from meshwise.executor.user_training.job import TrainJob
     from meshwise.executor.user_training.run import train as run_training  # so that help works without torch
+    from meshwise.executor.user_training.stopping import StoppedError
 
     if precision not in PRECISIONS:
         raise ValueError(f"--precision: {', '.join(PRECISIONS)}, met {precision}; nearest: bf16")
     if not learning_rate > 0 or (clip is not None and not clip > 0):
         raise ValueError(f"--learning-rate and --clip are above 0, met {learning_rate:g} and {clip}")
-    path = Path(file)
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{file}: a Python file that has model() and data(), met no such file")
+    path, texts = _find_source(files or [], hf, text or [], sequence, evaluation_text)
     check_device(device)
     layout = _choose_layout(plan, processes, device)
     target = make_folder(out)
     job = TrainJob(
-        str(path.resolve()),
+        str(path),
         layout,
         steps,
         batch=batch,
@@ -80,19 +99,48 @@ def train(
         max_norm=clip,
         seed=seed,
         checkpoint_every=checkpoint_every,
+        evaluate_every=evaluate_every,
         resume=resume,
         device=device,
     )
+    if hf is not None:
+        from meshwise.executor.user_training.pretrained import prepare_job
+
+        job = prepare_job(job, texts, evaluation_text or [], sequence, target)
     ticker = Ticker()
     note(f"{layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
+    progress = Follower(ticker, steps)
     try:
-        run = run_training(job, target, verify=verify, replace_run=replace, progress=follow(ticker))
+        run = run_training(
+            job, target, verify=verify, replace_run=replace, has_board=tensorboard, progress=progress, tell=note
+        )
+    except StoppedError as stop:
+        ticker.clear()
+        note(str(stop))
+        raise typer.Exit(stop.code) from stop
     finally:
         ticker.clear()
-    if as_json:
-        emit(to_json(run))
-    else:
-        _print_run(run)
+    tell_run(run, as_json=as_json)
+
+
+def _find_source(
+    files: list[str], hf: str | None, texts: list[str], sequence: int | None, evaluation_texts: list[str] | None
+) -> tuple[Path, list[str]]:
+    """Return what is trained, the user's file or the folder of a model of transformers, and the texts of the latter."""
+    if hf is None:
+        if texts or sequence is not None or evaluation_texts:
+            raise ValueError("--text, --evaluation-text and --sequence are of a model, met no --hf FOLDER")
+        if len(files) != 1:
+            raise ValueError(f"one FILE.py, or --hf FOLDER --text FILES, met {len(files)} files")
+        path = Path(files[0])
+        if path.suffix != ".py" or not path.is_file():
+            raise ValueError(f"{files[0]}: a Python file that has model() and data(), met no such file")
+        return path.resolve(), []
+    if not texts:
+        raise ValueError("--hf: a model is trained on --text FILES, met none")
+    from meshwise.executor.user_training.pretrained import find_folder
+
+    return find_folder(hf), [*texts, *files]
 
 
 def _choose_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout":
@@ -108,51 +156,3 @@ def _choose_layout(plan: str | None, processes: int | None, device: str) -> "Mod
         nearest = layout.num_ranks
         raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")
     return layout
-
-
-def to_json(run: "TrainRun") -> dict[str, Any]:
-    """Return a run as JSON-ready data."""
-    difference = run.difference
-    return {
-        "plan": run.job.layout.to_json(),
-        "first_step": run.first_step,
-        "loss": list(run.losses),
-        "step_time": run.step_time,
-        "samples_per_second": run.samples / run.step_time,
-        "parameters": run.parameters,
-        "blocks": run.blocks,
-        "peak_memory": run.peak_memory,
-        "host_memory": run.host_memory,
-        "verify": None
-        if difference is None
-        else {
-            "loss_error": difference.loss,
-            "parameter_error": difference.weights,
-            "reference": "single process",
-            "equal": difference.is_equal,
-        },
-        "checkpoint": str(run.checkpoints),
-        "weights": str(run.weights),
-    }
-
-
-def _print_run(run: "TrainRun") -> None:
-    difference = run.difference
-    first_loss, last_loss, last_step = run.losses[0], run.losses[-1], run.first_step + len(run.losses)
-    rows = [
-        ("plan", run.job.layout.describe()),
-        ("module", f"{run.parameters:,} parameters, {run.blocks} blocks"),
-        ("loss", f"{first_loss:.4f} at step {run.first_step}, {last_loss:.4f} at step {last_step - 1}"),
-        ("step time", f"{format_time(run.step_time)} (median), {run.samples / run.step_time:.4g} samples/s"),
-        ("memory of a process", format_size(run.host_memory)),
-    ]
-    if run.peak_memory is not None:
-        rows.append(("peak memory of a device", format_size(run.peak_memory)))
-    if difference is not None:
-        rows.append(
-            (
-                "equal to one process",
-                f"yes: losses {difference.loss:.0e}, weights {difference.weights:.0e} apart in fp64",
-            )
-        )
-    print_rows([*rows, ("checkpoints", str(run.checkpoints)), ("weights", str(run.weights / "weights.pt"))])

@@ -1,51 +1,42 @@
-"""Parts of a batch are its samples in order, whatever its structure."""
+"""The parts of a batch in order are the batch, lists of strings included; what has no samples of its own is in each."""
 
-from typing import NamedTuple
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
-from meshwise.executor.modules.batches import BatchError, count_samples, list_tensors, map_tensors, split_evenly
+from meshwise.executor.modules.batches import BatchError, count_samples, select_part, split_evenly
 
 
-class Pair(NamedTuple):
-    first: Tensor
-    second: Tensor
+def make_batch(num_samples: int) -> dict[str, Any]:
+    numbers = torch.arange(num_samples)
+    names = [f"sample {number}" for number in range(num_samples)]
+    return {"x": numbers.view(-1, 1), "pair": (numbers * 2, names), "raw": [bytes(3)] * num_samples, "size": (224, 224)}
 
 
-STRUCTURES = [
-    lambda x: x,
-    lambda x: (x, x * 2),
-    lambda x: {"a": x, "b": [x, x + 1], "name": "text"},
-    lambda x: Pair(x, x - 1),
-]
+def join(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    names = [name for part in parts for name in part["pair"][1]]
+    pair = torch.cat([part["pair"][0] for part in parts]).tolist(), names
+    return {"x": torch.cat([part["x"] for part in parts]).flatten().tolist(), "pair": pair}
 
 
-@given(st.sampled_from(STRUCTURES), st.integers(1, 4), st.integers(1, 4))
-def test_parts_together_are_the_batch(structure: object, num_parts: int, size: int) -> None:
-    assert callable(structure)
-    batch = structure(torch.arange(num_parts * size))
-    parts = split_evenly(batch, num_parts, "ranks")
-    assert [count_samples(part) for part in parts] == [size] * num_parts
-    assert all(type(part) is type(batch) for part in parts)
-    columns = zip(*map(list_tensors, parts), strict=True)
-    assert all(map(torch.equal, map(torch.cat, columns), list_tensors(batch)))
+@given(st.integers(1, 12), st.integers(1, 5))
+def test_parts_in_order_are_the_batch(num_samples: int, num_parts: int) -> None:
+    batch = make_batch(num_samples)
+    parts = [select_part(batch, part, num_parts) for part in range(num_parts)]
+    assert join(parts) == join([batch])
+    sizes = [len(part["pair"][1]) for part in parts]
+    assert sizes == [len(part["x"]) for part in parts] == [len(part["raw"]) for part in parts]
+    assert max(sizes) - min(sizes) <= 1 and all(part["size"] == (224, 224) for part in parts)
+    if num_samples % num_parts == 0:
+        assert join(split_evenly(batch, num_parts, "parts")) == join([batch])
 
 
-def test_what_does_not_divide_is_refused() -> None:
-    with pytest.raises(BatchError, match=r"ranks\(3\) divide the batch, met 8 samples; nearest: 6"):
-        split_evenly(torch.zeros(8), 3, "ranks")
-    with pytest.raises(BatchError, match="same samples in dim 0, met 2, 3"):
-        count_samples((torch.zeros(2), torch.zeros(3)))
-    with pytest.raises(BatchError, match="met a scalar"):
-        count_samples(torch.tensor(1.0))
-
-
-def test_named_tuples_stay_what_they_are() -> None:
-    result = map_tensors(Pair(torch.ones(1), torch.zeros(1)), lambda tensor: tensor + 1)
-    assert isinstance(result, Pair) and result.first.item() == 2
+@pytest.mark.parametrize("part", [["a", "b", "c"], ("a", "b", "c"), [1, 2, 3]])
+def test_a_list_with_another_number_of_items_is_refused(part: Any) -> None:
+    with pytest.raises(BatchError, match=r"an item for each of its samples\(2\), met 3"):
+        count_samples({"x": torch.ones(2), "names": part})

@@ -11,6 +11,7 @@ import torch
 
 from meshwise.executor.modules.layout import ModuleLayout, parse_layout
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.recording.weight_files import read_weights
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import train, verify_job
 
@@ -72,6 +73,6 @@ def test_a_run_goes_on_in_and_out_of_stages_as_if_it_had_never_stopped(
         last = train(replace(job, layout=layout, steps=2 * (part + 1), resume=part > 0), tmp_path / "parts")
     rows = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert [row["loss"] for row in rows] == pytest.approx(whole.losses, rel=1e-12)
-    first, second = (torch.load(run.weights / "weights.pt", weights_only=True) for run in (whole, last))
+    first, second = (read_weights(run.weights) for run in (whole, last))
     assert first.keys() == second.keys()
     assert all(torch.allclose(first[name], second[name], rtol=1e-9, atol=1e-12) for name in first)

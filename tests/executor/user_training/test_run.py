@@ -10,6 +10,7 @@ import torch
 
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.recording.weight_files import read_weights
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import TrainRun, train
 from meshwise.strategies.plan.recomputation import Recompute
@@ -98,7 +99,7 @@ def test_a_run_goes_on_under_another_layout_as_if_it_had_never_stopped(
     assert rest.first_step == 3
     # eight steps of 8 samples are more than an epoch of 44
     assert begun.losses + rest.losses == pytest.approx(whole.losses, rel=1e-12)
-    first, second = (torch.load(result.weights / "weights.pt", weights_only=True) for result in (whole, rest))
+    first, second = (read_weights(result.weights) for result in (whole, rest))
     assert first.keys() == second.keys()
     assert all(torch.allclose(first[name], second[name], rtol=1e-9, atol=1e-12) for name in first)
     lines = (parts / "metrics.jsonl").read_text().splitlines()
@@ -122,7 +123,7 @@ def test_bf16_has_main_weights_in_fp32_and_moves_them_alike(tmp_path: Path, monk
     exact = run("tied", ModuleLayout(1), tmp_path / "exact", monkeypatch, **options)  # type: ignore[arg-type]
     for number, layout in enumerate((ModuleLayout(1), ModuleLayout(2), ModuleLayout(2, zero=3))):
         narrow = run("tied", layout, tmp_path / str(number), monkeypatch, precision="bf16", **options)  # type: ignore[arg-type]
-        weights = torch.load(narrow.weights / "weights.pt", weights_only=True)
+        weights = read_weights(narrow.weights)
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
         assert narrow.losses == pytest.approx(exact.losses, rel=2e-2)
         assert narrow.losses[-1] < narrow.losses[0]

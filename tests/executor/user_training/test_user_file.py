@@ -51,7 +51,7 @@ def test_what_a_file_initialises_is_drawn_from_the_seed_alone(tmp_path: Path) ->
         ("import nothing_of_this_name\n", "mine.py:1: ModuleNotFoundError"),
         ("def fail():\n    1 / 0\nfail()\n", "mine.py:2: ZeroDivisionError: division by zero"),
         (GOOD + "BATCH = 0\n", "BATCH is a number of samples of at least 1, met 0"),
-        (GOOD + "def evaluate(model, batch): pass\n", "evaluate() is not run yet"),
+        (GOOD + "def evaluate(model, batch): pass\n", "has evaluation_data() beside it"),
         (GOOD + "loss = 3\n", "loss is a function, met int"),
     ],
 )

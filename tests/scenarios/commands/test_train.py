@@ -54,6 +54,12 @@ def test_a_run_and_its_continuation(file: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["mine.py", "other.py"], "one FILE.py, or --hf FOLDER --text FILES, met 2 files"),
+        (["mine.py", "--sequence", "8"], "are of a model, met no --hf FOLDER"),
+        (
+            ["mine.py", "--evaluate-every", "2"],
+            "the file has evaluation_data(), samples that are not trained on",
+        ),
         (["none.py"], "a Python file that has model() and data(), met no such file"),
         (["mine.py", "--plan", "data=2,zerro=1"], "met 'zerro=1'; nearest: zero"),
         (["mine.py", "--plan", "zero=high"], "zero is a number, met 'high'"),
@@ -73,6 +79,32 @@ def test_bad_input_is_one_message(
     assert run(["train", *arguments, "--steps", "2"]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+EVALUATION = """
+def evaluation_data():
+    return torch.utils.data.TensorDataset(torch.arange(10.0).view(5, 2))
+
+def evaluate(model, batch):
+    return {"mean": batch[0].mean(), "outputs": (model(batch[0]).sum(), len(batch[0]))}
+"""
+
+
+def test_figures_of_an_evaluation_are_over_all_samples(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(file).write_text(FILE + EVALUATION)
+    printed = []
+    for plan in ("data=1", "data=2,zero=3", "data=2"):
+        options = ["--plan", plan, "--steps", "3", "--evaluate-every", "2", "--replace", "--json"]
+        assert run(["train", file, *options]) == 0
+        printed.append(json.loads(capsys.readouterr().out)["evaluation"])
+        rows = [json.loads(line) for line in Path("meshwise-train/metrics.jsonl").read_text().splitlines()]
+        assert [{"step": row["step"]} | row["evaluation"] for row in rows if "evaluation" in row] == printed[-1]
+    for figures in printed:
+        assert [row["step"] for row in figures] == [1, 2] and {row["mean"] for row in figures} == {4.5}
+        assert [row["outputs"] for row in figures] == pytest.approx([row["outputs"] for row in printed[0]])
+    Path(file).write_text(FILE + EVALUATION.replace("model(batch[0])", "model(batch[1])"))
+    assert run(["train", file, "--steps", "1", "--replace"]) == 2
+    assert "mine.py:18: evaluate(): IndexError" in capsys.readouterr().err
 
 
 def test_a_fault_in_the_users_code_is_told_with_its_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,236 @@
+"""A causal language model of transformers from a folder, with its tokenizer, trained on packed text; all is offline.
+
+The folder has ``config.json`` and a tokenizer as ``save_pretrained`` writes them. Weights are read from its safetensors
+where there are any, and else drawn as the configuration says.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwise.executor.capture.capture import format_error
+from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.user_training.job import TOKENS, TrainJob
+from meshwise.executor.user_training.packing import PackedText, pack_texts
+from meshwise.executor.user_training.user_file import UserFile
+
+SEQUENCE = 512
+"""Tokens of a sample by default, where the model has as many positions."""
+BATCH = 8
+"""Samples of a step by default, at least."""
+_OTHER_WEIGHTS = ("pytorch_model*.bin", "*.h5", "*.msgpack", "*.gguf", "*.pth")
+
+
+class PretrainedError(UserError):
+    """A folder without a causal language model of transformers, its tokenizer or its weights."""
+
+
+def require_transformers() -> None:
+    """Raise `PretrainedError` where transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise PretrainedError("--hf needs transformers, which is not installed; pip install 'meshwise[exec,hf]'")
+
+
+@contextmanager
+def _stay_offline() -> Iterator[None]:
+    """Keep transformers from looking for files elsewhere, and from telling of its progress."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def find_folder(name: str) -> Path:
+    """Return a folder with a model, or that of a name in the local cache of transformers."""
+    require_transformers()
+    if Path(name).is_dir():
+        folder = Path(name).resolve()
+    else:
+        with _stay_offline():
+            from huggingface_hub import snapshot_download
+
+            try:
+                folder = Path(snapshot_download(name, local_files_only=True))
+            except Exception as error:
+                rule = "--hf: a folder, or a name in the local cache of Hugging Face"
+                raise PretrainedError(f"{rule}, met {name}; nothing is downloaded") from error
+    if not (folder / "config.json").is_file():
+        raise PretrainedError(f"--hf: a folder with config.json as save_pretrained writes it, met {folder} without")
+    return folder
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    with _stay_offline():
+        try:
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            rule = "--hf: a configuration that transformers reads"
+            raise PretrainedError(f"{rule}, met {folder}: {_tell(error)}") from error
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    with _stay_offline():
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            rule = "--hf: a folder with a tokenizer, as tokenizer.json"
+            raise PretrainedError(f"{rule}, met none that loads in {folder}: {_tell(error)}") from error
+
+
+def _tell(error: Exception) -> str:
+    return " ".join(format_error(error).split())[:300]
+
+
+def prepare_job(
+    job: TrainJob, texts: Sequence[str], evaluation_texts: Sequence[str], sequence: int | None, folder: Path
+) -> TrainJob:
+    """Return a job of a folder's model with the tokens of text files, which are written into the folder of the run.
+
+    Parameters
+    ----------
+    sequence
+        Tokens of a sample as the user asks; ``None`` for the default.
+
+    Raises
+    ------
+    UserError
+        Where the folder has no such model or tokenizer, or the text is shorter than one step.
+    """
+    source, layout = Path(job.file), job.layout
+    config = _read_config(source)
+    _has_weights(source)
+    with torch.device("meta"):  # whether there is such a model is known before ranks start
+        _build_model(source, config, has_weights=False)
+    tokenizer = _read_tokenizer(source)
+    length = _choose_sequence(config, sequence)
+    num_parts = layout.data * layout.num_microbatches
+    batch = job.batch or max(BATCH // num_parts, 1) * num_parts
+    tokens = _pack(config, tokenizer, texts, source, folder)
+    _require_samples(tokens, length, batch, "--text: at least one step of")
+    job = replace(job, tokens=str(tokens.resolve()), sequence=length, batch=batch)
+    if not evaluation_texts:
+        return job
+    evaluation_tokens = _pack(config, tokenizer, evaluation_texts, source, folder)
+    _require_samples(evaluation_tokens, length, 1, "--evaluation-text: at least")
+    return replace(job, evaluation_tokens=str(evaluation_tokens.resolve()))
+
+
+def _pack(config: Any, tokenizer: Any, texts: Sequence[str], source: Path, folder: Path) -> Path:
+    """Return the file of the tokens of texts, which the model has."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else getattr(config, "eos_token_id", None)
+    if not isinstance(end, int):
+        raise PretrainedError(f"--hf: a tokenizer with eos_token, which ends a file, met {source} without")
+
+    def tokenise(text: str) -> Sequence[int]:
+        ids: Sequence[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    words = f"{type(tokenizer).__name__} {len(tokenizer)} {_read_identity(source)}"
+    tokens = pack_texts([Path(text) for text in texts], tokenise, end, words, folder / TOKENS)
+    largest, num_words = int(PackedText(tokens, 1).tokens.max()), config.get_text_config().vocab_size
+    if largest >= num_words:
+        raise PretrainedError(f"--hf: tokens are below vocab_size({num_words}) of the model, met {largest} of {source}")
+    return tokens
+
+
+def _require_samples(tokens: Path, sequence: int, num_samples: int, rule: str) -> None:
+    """Raise `PretrainedError` where a text has fewer samples."""
+    dataset = PackedText(tokens, sequence)
+    num_tokens = len(dataset.tokens)
+    if len(dataset) < num_samples:
+        shorter = num_tokens // num_samples
+        nearest = f"--sequence {shorter}" if shorter >= 2 else "more text"
+        samples = f"{num_samples} sample{'s' * (num_samples > 1)} of {sequence} tokens"
+        raise PretrainedError(f"{rule} {samples}, met {num_tokens} tokens; nearest: {nearest}")
+
+
+def _read_identity(folder: Path) -> str:
+    """Return words that change with the tokenizer's files."""
+    other_names = ("vocab.json", "merges.txt")
+    files = [path for path in sorted(folder.iterdir()) if "token" in path.name or path.name in other_names]
+    return sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()
+
+
+def _choose_sequence(config: Any, sequence: int | None) -> int:
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if sequence is None:
+        return min(SEQUENCE, most or SEQUENCE)
+    if sequence < 2 or (most and sequence > most):
+        positions = f" and at most {most}, the positions of the model" if most else ""
+        rule = f"--sequence: at least 2 tokens{positions}"
+        raise PretrainedError(f"{rule}, met {sequence}; nearest: {min(max(sequence, 2), most or sequence)}")
+    return sequence
+
+
+def open_pretrained(job: TrainJob) -> UserFile:
+    """Return the model and the packed text of a job as what a user's file offers."""
+    require_transformers()
+    folder, evaluation_tokens = Path(job.file), job.evaluation_tokens
+    assert job.tokens is not None
+    tokens = Path(job.tokens)
+
+    def open_evaluation_text() -> PackedText:
+        assert evaluation_tokens is not None
+        return PackedText(Path(evaluation_tokens), job.sequence)
+
+    return UserFile(
+        folder,
+        lambda: _load_model(folder),
+        lambda: PackedText(tokens, job.sequence),
+        evaluation_data=None if evaluation_tokens is None else open_evaluation_text,
+        save_beside=lambda target: _save_tokenizer(folder, target),
+    )
+
+
+def _load_model(folder: Path) -> nn.Module:
+    return _build_model(folder, _read_config(folder), has_weights=_has_weights(folder)).train()
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights; `PretrainedError` where they are in other files than safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return True
+    others = [path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern)]
+    if others:
+        raise PretrainedError(f"--hf: weights are safetensors, met {others[0]} in {folder}; nearest: model.safetensors")
+    return False
+
+
+def _build_model(folder: Path, config: Any, *, has_weights: bool) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    options = {"local_files_only": True, "dtype": torch.float32, "use_safetensors": True}
+    with _stay_offline():
+        try:
+            module = (
+                AutoModelForCausalLM.from_pretrained(folder, config=config, **options)
+                if has_weights
+                else AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            )
+        except Exception as error:
+            raise PretrainedError(f"--hf: a causal language model, met {folder}: {_tell(error)}") from error
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def _save_tokenizer(folder: Path, target: Path) -> None:
+    with _stay_offline():
+        _read_tokenizer(folder).save_pretrained(target)

@@ -1,0 +1,133 @@
+"""What ``meshwise train`` tells of a run: its progress, and its measurements at the end."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from meshwise.scenarios.console import Ticker, emit, note, print_rows
+from meshwise.simulator.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from meshwise.executor.user_training.log import StepRow
+    from meshwise.executor.user_training.run import TrainRun
+
+RECENT = 20
+"""Steps whose mean seconds say how long the rest takes."""
+QUIET_TIME = 30.0
+"""Seconds between lines of progress where stderr is no terminal."""
+
+
+class Follower:
+    """Shows the progress of a run: on a terminal in one line that overwrites itself, else in a line at times.
+
+    Figures of an evaluation have a line that stays.
+    """
+
+    def __init__(self, ticker: Ticker, num_steps: int) -> None:
+        self.ticker, self.num_steps = ticker, num_steps
+        self._recent_times: list[float] = []
+        self._last_line = time.monotonic()
+
+    def __call__(self, row: "StepRow") -> None:
+        """Show a step."""
+        self._recent_times = [*self._recent_times, row.seconds][-RECENT:]
+        text = self.describe(row)
+        if row.evaluation:
+            self.ticker.clear()
+            note(f"step {row.step}: {describe_figures(row.evaluation)}")
+        if self.ticker.is_terminal:
+            self.ticker(text)
+        elif time.monotonic() - self._last_line >= QUIET_TIME:
+            self._last_line = time.monotonic()
+            note(text)
+
+    def describe(self, row: "StepRow") -> str:
+        """Return progress, loss, samples or tokens a second, and the time that is left."""
+        num_done = row.step + 1
+        left = (self.num_steps - num_done) * sum(self._recent_times) / len(self._recent_times)
+        share = f"{num_done}/{self.num_steps} ({num_done / self.num_steps:.0%})"
+        rate = describe_rate(row.samples, row.tokens, row.seconds)
+        return f"step {share}, loss {row.loss:.4f}, {rate}, {format_left(left)} left"
+
+
+def format_left(seconds: float) -> str:
+    """Return a time in hours, minutes and seconds.
+
+    >>> format_left(4521.4), format_left(61), format_left(3)
+    ('1:15:21', '1:01', '0:03')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe_rate(samples: int, tokens: int | None, seconds: float) -> str:
+    """Return tokens a second where there are tokens, else samples."""
+    return f"{samples / seconds:.4g} samples/s" if tokens is None else f"{tokens / seconds:.4g} tokens/s"
+
+
+def describe_figures(figures: dict[str, float]) -> str:
+    """Return the figures of an evaluation in words."""
+    return "evaluation " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
+
+
+def tell_run(run: "TrainRun", *, as_json: bool) -> None:
+    """Print a run."""
+    if as_json:
+        emit(to_json(run))
+    else:
+        _print_run(run)
+
+
+def to_json(run: "TrainRun") -> dict[str, Any]:
+    """Return a run as JSON-ready data."""
+    difference = run.difference
+    return {
+        "plan": run.job.layout.to_json(),
+        "first_step": run.first_step,
+        "loss": list(run.losses),
+        "evaluation": [{"step": row.step} | row.evaluation for row in run.evaluations],
+        "step_time": run.step_time,
+        "samples_per_second": run.samples / run.step_time,
+        "tokens_per_second": None if run.tokens is None else run.tokens / run.step_time,
+        "parameters": run.parameters,
+        "blocks": run.blocks,
+        "peak_memory": run.peak_memory,
+        "host_memory": run.host_memory,
+        "verify": None
+        if difference is None
+        else {
+            "loss_error": difference.loss,
+            "parameter_error": difference.weights,
+            "reference": "single process",
+            "equal": difference.is_equal,
+        },
+        "checkpoint": str(run.checkpoints),
+        "weights": str(run.weights),
+    }
+
+
+def _print_run(run: "TrainRun") -> None:
+    difference = run.difference
+    first_loss, last_loss, last_step = run.losses[0], run.losses[-1], run.first_step + len(run.losses)
+    rate = describe_rate(run.samples, run.tokens, run.step_time)
+    rows = [
+        ("plan", run.job.layout.describe()),
+        ("module", f"{run.parameters:,} parameters, {run.blocks} blocks"),
+        ("loss", f"{first_loss:.4f} at step {run.first_step}, {last_loss:.4f} at step {last_step - 1}"),
+        *(
+            ("evaluation", ", ".join(f"{name} {value:.6g}" for name, value in row.evaluation.items()))
+            for row in run.evaluations[-1:]
+        ),
+        ("step time", f"{format_time(run.step_time)} (median), {rate}"),
+        ("memory of a process", format_size(run.host_memory)),
+    ]
+    if run.peak_memory is not None:
+        rows.append(("peak memory of a device", format_size(run.peak_memory)))
+    if difference is not None:
+        rows.append(
+            (
+                "equal to one process",
+                f"yes: losses {difference.loss:.0e}, weights {difference.weights:.0e} apart in fp64",
+            )
+        )
+    print_rows([*rows, ("checkpoints", str(run.checkpoints)), ("weights", str(run.weights))])
