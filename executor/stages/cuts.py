@@ -34,7 +34,10 @@ def list_operators(step: StepGraph) -> list[Node]:
 def find_free_nodes(step: StepGraph) -> frozenset[Node]:
     """Return what depends on the batch and on numbers alone: on no parameter, no changed buffer, and no random draw."""
     free_nodes: set[Node] = set()
+    new_values = set(step.updates.values())  # a buffer is renewed in one stage
     for node in step.graph.nodes:
+        if node in new_values:
+            continue
         if node.op == "placeholder":
             is_free = node.name not in step.parameters and step.buffers.get(node.name) not in step.updates
         elif node.op == "get_attr":
@@ -44,7 +47,7 @@ def find_free_nodes(step: StepGraph) -> frozenset[Node]:
             is_free = node.op == "call_function" and not is_random and free_nodes.issuperset(node.all_input_nodes)
         if is_free:
             free_nodes.add(node)
-    return frozenset(free_nodes) - set(step.results) - set(step.updates.values())
+    return frozenset(free_nodes)
 
 
 def choose_cuts(

@@ -7,6 +7,7 @@ plan on torch's pipeline runtime.
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import EvaluateFunction
 from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
+from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES
 from meshwise.executor.modules.states import write_module
 from meshwise.executor.modules.step import TrainingStep
@@ -88,7 +90,8 @@ class PipelinedStep(TrainingStep):
             self._require_one_dtype()
         microbatch = split_evenly(batch, layout.num_microbatches, "microbatches")[0]
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
-        step = export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
+        with KeepDouble() if self.precision == "fp64" else nullcontext():
+            step = export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
         self._require_equal_buffers(step)
         self._mesh = init_device_mesh(
             self.device.type, (layout.pipeline, layout.data // layout.shards, layout.shards), mesh_dim_names=_MESH

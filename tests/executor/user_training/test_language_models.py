@@ -34,6 +34,10 @@ def run(kind: str, layout: ModuleLayout, folder: Path, monkeypatch: pytest.Monke
         ("llama", ModuleLayout(2, zero=3, num_microbatches=2, recompute=Recompute.FULL)),
         ("gpt2", ModuleLayout(2, num_microbatches=2)),
         ("t5", ModuleLayout(2, zero=2, num_microbatches=2, recompute=Recompute.FULL)),
+        ("counted", ModuleLayout(2, num_microbatches=2, pipeline=2)),
+        ("llama", ModuleLayout(2, zero=3, num_microbatches=2, pipeline=2, recompute=Recompute.FULL)),
+        ("gpt2", ModuleLayout(num_microbatches=4, pipeline=2)),
+        ("t5", ModuleLayout(num_microbatches=4, pipeline=2, schedule="interleaved", chunks=2)),
     ],
 )
 def test_labels_count_once_wherever_they_are(
