@@ -1,0 +1,79 @@
+"""This machine as a `Cluster` for one user's module: the rates and launches that its own steps were measured to have.
+
+Passes carry their own measured times, so that only what a plan adds is left to the machine: messages, what torch's
+parts for several ranks take, and the optimizer on the parameters that a rank has.
+"""
+
+from dataclasses import replace
+from math import ceil, prod
+
+from meshwise.executor.calibration.cores import build_curves, build_link
+from meshwise.executor.device import CPU
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.user_training.figures import ModuleFigures
+from meshwise.scenarios.module_plans.graphs import list_shapes
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.strategies.plan.problem import Training
+
+BANDWIDTH = 1e10
+"""Byte/s of a memory whose traffic is in the measured passes; the optimizer reaches a fraction of it."""
+FREE = 1e6
+"""Fraction of it that all other kernels reach."""
+PEAK = 1e15
+"""FLOP/s of products, whose times are measured."""
+UNIT_MESSAGES = 3
+"""Messages of a unit of ``fully_shard`` in a step: gathers for either pass, and the reduction of its gradients."""
+
+
+def build_machine(
+    figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int, memory: float, device: str
+) -> Cluster:
+    """Return a cluster of as many devices as a layout has ranks.
+
+    Parameters
+    ----------
+    local_samples
+        Samples of a step on a rank.
+    memory
+        Bytes that tensors of a rank may take.
+    """
+    shapes = list(list_shapes(figures))
+    elements = sum(map(prod, shapes))
+    update_bytes = elements * (training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes)
+    bandwidth = update_bytes / max(figures.update - figures.update_launches, figures.update / 20)
+    accelerator = Accelerator(
+        name="this machine with this module",
+        peak_flops=tuple((dtype, PEAK) for dtype in ("fp64", "fp32", "bf16", "fp16")),
+        memory=memory,
+        memory_bandwidth=BANDWIDTH,
+        kernel_bandwidth=(("optimizer", bandwidth / BANDWIDTH),),
+        kernel_bandwidth_default=FREE,
+        reserved=figures.buffers + figures.batch * local_samples,
+        unit_launch=figures.unit / UNIT_MESSAGES if layout.data > 1 and layout.zero > 1 else 0.0,
+        optimizer_launch=find_fixed_time(figures, layout) / count_updates(layout, len(shapes)),
+        computes_collectives=device == CPU,
+    )
+    curves = build_curves(figures.collectives)
+    link = build_link(curves)
+    host = Host("this machine", memory * layout.data, BANDWIDTH, layout.data)
+    machine = build_homogeneous("this machine", accelerator, host, 1, layout.data, link, link)
+    return replace(machine, collectives=curves)
+
+
+def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout) -> float:
+    """Return the seconds of a step besides passes, messages of states and what the optimizer takes an element."""
+    seconds = figures.reading + figures.update_launches
+    if layout.data == 1:
+        return seconds
+    if not layout.zero:
+        return seconds + figures.reduction + figures.replica
+    # a gather and a reduction of each unit a step, which the simulator has as one message
+    units = figures.units * figures.unit * 2 / UNIT_MESSAGES if layout.zero == 1 else 0.0
+    return seconds + figures.reduction + figures.sharded_update + units
+
+
+def count_updates(layout: ModuleLayout, num_tensors: int) -> int:
+    """Return the parameters that the simulator counts in an update: with ZeRO 1 ranks share them out."""
+    return max(ceil(num_tensors / layout.shards) if layout.zero == 1 else num_tensors, 1)

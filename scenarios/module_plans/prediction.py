@@ -1,0 +1,234 @@
+"""Predicts steps of a user's module under layouts, by the simulator: `StepPredictor`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from meshwise.executor.device import CPU, read_memory_size
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.user_training.figures import ModuleFigures
+from meshwise.scenarios.module_plans.graphs import (
+    build_block_graph,
+    count_layers,
+    keep_more,
+    list_shapes,
+    measure_operators,
+)
+from meshwise.scenarios.module_plans.machines import build_machine
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.problem import Problem, Training
+
+FRAMEWORK = "execute"
+LIBRARY = "local-cpu"
+"""The machine of the library that stands for cores that were not measured."""
+STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
+"""The optimizer of the simulator that keeps so many states a parameter; Adafactor's are next to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step of a layout is predicted to take: seconds, and bytes of tensors on the fullest rank."""
+
+    layout: ModuleLayout
+    step_time: float
+    peak_memory: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleModel:
+    """A module as the simulator sees it.
+
+    Parameters
+    ----------
+    graph
+        With measured times where there are figures.
+    batch
+        Samples of a step on all ranks.
+    precision
+        ``fp32``, ``bf16`` or ``fp64``.
+    figures
+        What was measured of it; ``None`` for a machine of the library.
+    assumptions
+        What the prediction rests on, a line each.
+    """
+
+    graph: OperatorGraph
+    batch: int
+    precision: str
+    device: str
+    figures: ModuleFigures | None
+    assumptions: tuple[str, ...]
+
+    __repr__ = brief_repr("batch", "precision", "assumptions")
+
+
+class StepPredictor:
+    """Predicts steps of one module; what layouts share is computed once."""
+
+    def __init__(self, model: ModuleModel, memory: float | None = None) -> None:
+        self.model = model
+        self.memory = read_memory_size() if memory is None else memory
+        self._costs: dict[tuple[int, int, int], SimulatedCost] = {}
+
+    def predict(self, layout: ModuleLayout) -> Prediction:
+        """Return what a layout is predicted to take.
+
+        Raises
+        ------
+        ValueError
+            Where the layout breaks a rule of plans, as that the batch divides.
+        """
+        cost = self._find_cost(layout)
+        local_samples = self.model.batch // layout.data
+        plan = complete(
+            cost.problem,
+            Layout(
+                data=layout.data,
+                microbatch=max(local_samples // layout.num_microbatches, 1),
+                zero=layout.zero,
+                zero_shards=layout.zero_shards,
+                reshard_after_forward=layout.reshard_after_forward,
+                recompute=layout.recompute,
+            ),
+        )
+        return Prediction(layout, cost.step_time(plan), cost.peak_memory(plan), cost.fits(plan))
+
+    def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
+        key = layout.data, layout.zero, layout.shards
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
+        return cost
+
+    def _build_problem(self, layout: ModuleLayout) -> Problem:
+        model = self.model
+        figures = model.figures
+        training = build_training(model, layout)
+        graph = with_dtype(model.graph, training.dtype)
+        rank_memory = self.memory / layout.data if model.device == CPU else self.memory
+        machine: Cluster
+        if figures is None:
+            machine = cluster(LIBRARY).with_size(1, layout.data)
+        else:
+            if layout.data == 1:
+                graph = at_pace(graph, figures.alone / figures.passes[1])
+            local_samples = model.batch // layout.data
+            machine = build_machine(figures, layout, training, local_samples, rank_memory, model.device)
+        return Problem(graph, machine, training)
+
+
+def build_training(model: ModuleModel, layout: ModuleLayout) -> Training:
+    """Return a step of a module: weights are in bf16 where shards of them are gathered in it, else in fp32."""
+    is_narrow = model.precision == "bf16" and layout.data > 1 and layout.zero > 0
+    precision = "fp32" if model.precision == "bf16" and not is_narrow else model.precision
+    return Training(
+        model.batch,
+        model.graph.sequence,
+        precision,
+        count_states(model.figures),
+        gradient_precision="fp32" if is_narrow else None,
+        framework=FRAMEWORK,
+    )
+
+
+def count_states(figures: ModuleFigures | None) -> str:
+    """Return the optimizer of the simulator that keeps as much as was measured; AdamW where nothing was."""
+    if figures is None:
+        return STATES[2]
+    elements = sum(prod(shape) for shape in list_shapes(figures))
+    return STATES[min(round(figures.state / max(4 * elements, 1)), 2)]
+
+
+def with_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
+    """Return a graph whose parameters are of a dtype."""
+    blocks = []
+    for block in graph.blocks:
+        names = {tensor.name for tensor in block.parameters}
+        tensors = (
+            replace(tensor, dtype=dtype) if tensor.name in names and tensor.has_gradient else tensor
+            for tensor in block.tensors
+        )
+        blocks.append(replace(block, tensors=tuple(tensors)))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def at_pace(graph: OperatorGraph, factor: float) -> OperatorGraph:
+    """Return a graph whose operators take ``factor`` times as long as they were measured."""
+    blocks = []
+    for block in graph.blocks:
+        operators = []
+        for operator in block.operators:
+            measured = operator.measured
+            if measured is not None:
+                forward, backward = (
+                    (line[0] * factor, line[1] * factor) for line in (measured.forward, measured.backward)
+                )
+                operator = replace(operator, measured=replace(measured, forward=forward, backward=backward))
+            operators.append(operator)
+        blocks.append(replace(block, operators=tuple(operators)))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def build_model(
+    figures: ModuleFigures | None,
+    captured: OperatorGraph | None,
+    batch: int,
+    precision: str,
+    device: str,
+    why_not: str = "",
+) -> ModuleModel:
+    """Return a module as the simulator sees it.
+
+    A captured graph is taken where its layers are the blocks of the module; else one of measured blocks.
+
+    Parameters
+    ----------
+    why_not
+        Why the module was not captured, where it was not.
+
+    Raises
+    ------
+    ValueError
+        Where there is neither a captured graph nor figures.
+    """
+    dtype = "fp64" if precision == "fp64" else "fp32"
+    if figures is None:
+        if captured is None:
+            raise ValueError(f"a prediction without a calibration needs a captured module: {why_not}")
+        assumptions = (
+            "passes: the captured operators by the cost model",
+            f"machine: {LIBRARY} of the library, which is not this one; without --no-calibrate it is measured",
+        )
+        return ModuleModel(captured, batch, precision, device, None, assumptions)
+    if captured is not None and count_layers(captured) == len(figures.blocks):
+        graph = measure_operators(captured, figures, cluster(LIBRARY).accelerator)
+        source = "passes: the captured operators, which together take what the module was measured to"
+    else:
+        graph = build_block_graph(figures, dtype, "module")
+        reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
+        source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
+    model = ModuleModel(graph, batch, precision, device, figures, (source,))
+    return replace(model, graph=keep_measured(model, figures))
+
+
+def keep_measured(model: ModuleModel, figures: ModuleFigures) -> OperatorGraph:
+    """Return the graph of a model that keeps for backward what makes its peak in one process the measured one."""
+    samples = figures.samples[1]
+    single = replace(model, batch=samples)
+    elements = sum(prod(shape) for shape in list_shapes(figures))
+    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
+    measured = elements * itemsize + figures.state + figures.buffers + figures.batch * samples + figures.peak
+    predicted = StepPredictor(single).predict(ModuleLayout()).peak_memory
+    return keep_more(model.graph, (measured - predicted) / samples)
+
+
+def find_fastest(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return predictions from the fastest that fits on; of equally fast ones the first comes first."""
+    return sorted(predictions, key=lambda prediction: (not prediction.fits, prediction.step_time))
