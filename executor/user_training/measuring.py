@@ -250,11 +250,7 @@ class Measurement:
         tail = len(order)
         for number, name in enumerate(names):
             place = order[number] if number < tail else -2
-            own = [
-                size
-                for storage, (saver, size) in clock.saved.items()
-                if storage not in results and saver == place
-            ]
+            own = [size for storage, (saver, size) in clock.saved.items() if storage not in results and saver == place]
             parts.append((number, name, sum(own)))
         # what is saved outside blocks counts after them, where its bytes are needed at the same time as all others
         outside = parts[0][2]

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
+from meshwise.executor.launch.run import WARM_UP
 from meshwise.executor.modules.batches import count_samples, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.losses import call_module, read_loss
@@ -28,6 +30,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.user_training.step_memory import RECORDED_STEP, StepMemory
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
@@ -86,7 +89,9 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
     batches = open_batches(job, user_file, rank, job.layout.data, first_step)
-    saved_step = first_step
+    saved_step, step_memory = first_step, StepMemory()
+    is_recorded = accelerator.read_memory() is None and job.steps - first_step > WARM_UP
+    recorded_step = first_step + RECORDED_STEP if is_recorded else -1
     with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
         for number in range(first_step, job.steps):
             heartbeat.step = number
@@ -94,7 +99,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             start = time.perf_counter()
             batch = next_batch(batches, user_file, number)
             heartbeat.beat("step")
-            loss = run_step(step, batch, user_file)
+            with step_memory.record(step, batch) if number == recorded_step else nullcontext():
+                loss = run_step(step, batch, user_file)
             accelerator.synchronise()
             row = {
                 "step": number,
@@ -120,6 +126,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     memory = accelerator.read_memory()
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
+    usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
     facts_file(folder, rank).write_text(json.dumps(facts | usage))
 
 

@@ -4,7 +4,7 @@ Either graph takes as long as the module was measured to. A captured graph says 
 ratio of the times by the cost model; a graph of blocks says what each block took.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwise.executor.user_training.figures import BlockFigures, ModuleFigures
@@ -136,7 +136,14 @@ def measure_operators(graph: OperatorGraph, figures: ModuleFigures, model: Accel
             for direction in Pass
         }
         lines = ((Pass.FORWARD, forward), (Pass.BACKWARD, backward))
-        parts = [(line[0] * shares[direction], line[1] * shares[direction]) for direction, line in lines]
+        # what does not depend on samples takes as long for any number of them
+        has_samples = any(name == BATCH for name, _ in operator.dims)
+        parts = [
+            (line[0] * shares[direction], line[1] * shares[direction])
+            if has_samples
+            else (line[0] * shares[direction] + line[1] * samples * shares[direction], 0.0)
+            for direction, line in lines
+        ]
         return replace(operator, measured=MeasuredTime(*parts))
 
     blocks = (
@@ -147,7 +154,7 @@ def measure_operators(graph: OperatorGraph, figures: ModuleFigures, model: Accel
 
 
 def _time_operator(model: Accelerator, block: Block, operator: Operator, samples: int, direction: Pass) -> float:
-    sizes = dict(operator.dims) | {BATCH: samples}
+    sizes = {name: samples if name == BATCH else size for name, size in operator.dims}
     return operator_time(model, block, operator, sizes, direction)
 
 

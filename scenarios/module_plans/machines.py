@@ -28,7 +28,13 @@ UNIT_MESSAGES = 3
 
 
 def build_machine(
-    figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int, memory: float, device: str
+    figures: ModuleFigures,
+    layout: ModuleLayout,
+    training: Training,
+    local_samples: int,
+    num_units: int,
+    memory: float,
+    device: str,
 ) -> Cluster:
     """Return a cluster of as many devices as a layout has ranks.
 
@@ -36,12 +42,15 @@ def build_machine(
     ----------
     local_samples
         Samples of a step on a rank.
+    num_units
+        Blocks of the graph, which the simulator gathers one at a time.
     memory
         Bytes that tensors of a rank may take.
     """
     shapes = list(list_shapes(figures))
     elements = sum(map(prod, shapes))
     update_bytes = elements * (training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes)
+    unit = figures.unit * figures.units / num_units / UNIT_MESSAGES
     bandwidth = update_bytes / max(figures.update - figures.update_launches, figures.update / 20)
     accelerator = Accelerator(
         name="this machine with this module",
@@ -51,7 +60,7 @@ def build_machine(
         kernel_bandwidth=(("optimizer", bandwidth / BANDWIDTH),),
         kernel_bandwidth_default=FREE,
         reserved=figures.buffers + figures.batch * local_samples,
-        unit_launch=figures.unit / UNIT_MESSAGES if layout.data > 1 and layout.zero > 1 else 0.0,
+        unit_launch=unit if layout.data > 1 and layout.zero > 1 else 0.0,
         optimizer_launch=find_fixed_time(figures, layout) / count_updates(layout, len(shapes)),
         computes_collectives=device == CPU,
     )

@@ -120,7 +120,9 @@ class StepPredictor:
             if layout.data == 1:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
             local_samples = model.batch // layout.data
-            machine = build_machine(figures, layout, training, local_samples, rank_memory, model.device)
+            machine = build_machine(
+                figures, layout, training, local_samples, len(graph.occurrences), rank_memory, model.device
+            )
         return Problem(graph, machine, training)
 
 
@@ -207,7 +209,7 @@ def build_model(
             f"machine: {LIBRARY} of the library, which is not this one; without --no-calibrate it is measured",
         )
         return ModuleModel(captured, batch, precision, device, None, assumptions)
-    if captured is not None and count_layers(captured) == len(figures.blocks):
+    if captured is not None and (not figures.blocks or count_layers(captured) == len(figures.blocks)):
         graph = measure_operators(captured, figures, cluster(LIBRARY).accelerator)
         source = "passes: the captured operators, which together take what the module was measured to"
     else:

@@ -148,7 +148,7 @@ def operator_time(
     if operator.kind is OperatorKind.VIEW:
         return 0.0
     if operator.measured is not None:
-        return operator.measured.compute(sizes[BATCH], backward=direction is Pass.BACKWARD)
+        return operator.measured.compute(sizes.get(BATCH, 1), backward=direction is Pass.BACKWARD)
     sizes = _with_imbalance(operator, sizes)
     if operator.kind in PRODUCTS:
         product = _Product(accelerator, block, operator, sizes, quantised)
