@@ -69,7 +69,7 @@ class BlockClock:
         outputs = [tensor for tensor in list_tensors(result) if tensor.requires_grad]
         if outputs:
             self.results[place] = _find_storage(outputs[0]), outputs[0].numel() * outputs[0].element_size()
-            outputs[0].register_hook(partial(self._note_gradient, place))
+            outputs[0].register_hook(partial(self._note_gradient, place))  # type: ignore[no-untyped-call]
 
     def _note_gradient(self, place: int, gradient: Tensor) -> None:
         self.gradients.setdefault(place, time.perf_counter())

@@ -75,6 +75,8 @@ class ModuleFigures:
         Bytes of optimizer states of all parameters.
     reading
         Seconds to read a batch.
+    loop
+        Seconds of a step of nothing, with neither messages nor passes.
     reduction
         Seconds in which ranks add up their losses.
     replica
@@ -108,6 +110,7 @@ class ModuleFigures:
     update_launches: float
     state: int
     reading: float
+    loop: float
     reduction: float
     replica: float
     units: int

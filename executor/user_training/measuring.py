@@ -26,6 +26,7 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import list_own_units
+from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     call_module,
@@ -36,6 +37,7 @@ from meshwise.executor.modules.losses import (
 from meshwise.executor.modules.optimizers import build_optimizer, make_adamw
 from meshwise.executor.modules.probe import Findings, probe
 from meshwise.executor.modules.sharding import find_precision_context
+from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
@@ -47,10 +49,12 @@ from meshwise.executor.user_training.user_file import UserFile, load_file
 
 FEWER = 4
 """The larger number of samples of a pass over the smaller one, where it is large enough."""
-SHARES = 12
+SHARES = 20
 """Measurements into which the time is divided."""
 SHORTEST_RUNS = 3
 """Passes of a measurement at least."""
+LOOPS = 60
+"""Steps of nothing, by which the seconds of a step besides its passes are known."""
 READINGS = 4
 """Batches that are read to know how long one takes."""
 
@@ -60,11 +64,38 @@ def measure_rank(path: Path, rank: int, seconds: float) -> None:
     job, folder = TrainJob.read(path), path.parent
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("start")
-    accelerator = find_accelerator(job.device)
+    accelerator, user_file = find_accelerator(job.device), load_file(Path(job.file))
+    loop = measure_loop()
     with join_process_group(folder, job.timeout, accelerator):
-        Measurement(job, load_file(Path(job.file)), accelerator.device, seconds, heartbeat.beat).run().write(
-            figures_file(folder, rank)
-        )
+        measurement = Measurement(job, user_file, accelerator.device, seconds, heartbeat.beat, loop)
+        measurement.run().write(figures_file(folder, rank))
+
+
+def measure_loop() -> float:
+    """Return the seconds of a step besides passes, optimizer and messages, by a module of one weight in one process.
+
+    A process group must not have been joined yet.
+    """
+    module, inputs = nn.Linear(1, 1, bias=False), torch.ones(1, 1)
+    step = TrainingStep(
+        module,
+        ModuleLayout(),
+        optimizer=make_adamw(1e-3),
+        loss=lambda outputs, batch: outputs.mean(),
+        device=torch.device("cpu"),
+    )
+    plain = nn.Linear(1, 1, bias=False)
+    optimizer = make_adamw(1e-3)(plain)
+    differences = []
+    for _ in range(LOOPS):
+        start = time.perf_counter()
+        step(inputs)
+        turn = time.perf_counter()
+        plain(inputs).mean().backward()
+        optimizer.step()
+        plain.zero_grad(set_to_none=True)
+        differences.append((turn - start) - (time.perf_counter() - turn))
+    return max(median(differences[1:]), 0.0)
 
 
 class Measurement:
@@ -77,7 +108,9 @@ class Measurement:
         device: torch.device,
         seconds: float,
         note: Callable[[str], None],
+        loop: float,
     ) -> None:
+        self.loop = loop
         self.job, self.user_file, self.device, self.seconds, self.note = job, user_file, device, seconds, note
         self.num_ranks, self.rank = dist.get_world_size(), dist.get_rank()
         note("reading batches")
@@ -124,10 +157,13 @@ class Measurement:
         whole_states = _find_whole_states(findings, blocks, trained)
         if self.num_ranks > 1:
             self.note("torch's parts for several ranks")
-            replica = self._measure_replica(findings.has_unused, more) - passes[1]
+            replica = self._measure_difference(self._build(), self._build_replica(findings.has_unused), more)
             if not whole_states:
-                sharded_passes, sharded_step = self._measure_shards(more, units)
-                unit, sharded_update = (sharded_passes - passes[1]) / units, sharded_step - update
+                sharded = self._build_shards()
+                unit = self._measure_difference(self._build(), sharded, more) / units
+                sharded_optimizer = self._build_optimizer(sharded)
+                self._run_passes_and_keep(sharded, select_samples(self.batch, 0, more))
+                sharded_update = self._measure(sharded_optimizer.step) - update
             self.note("messages")
             reduction = self._measure(self._reduce_losses)
             rows = self._measure_messages()
@@ -145,10 +181,11 @@ class Measurement:
             update_launches=min(launches, update),
             state=state,
             reading=self.reading,
+            loop=self.loop,
             reduction=reduction,
-            replica=max(replica, 0.0),
+            replica=replica,
             units=units,
-            unit=max(unit, 0.0),
+            unit=unit,
             sharded_update=max(sharded_update, 0.0),
             whole_batch=whole_batch,
             whole_microbatch=f"{norms[0][0]} takes statistics over a batch" if norms else "",
@@ -221,7 +258,8 @@ class Measurement:
 
     def _measure_alone(self, module: nn.Module, samples: int) -> float:
         """Return the seconds of passes on rank 0 while others wait; they are no different with one rank."""
-        batch, times = select_samples(self.batch, 0, samples), []
+        batch = select_samples(self.batch, 0, samples)
+        times: list[float] = []
         dist.barrier()
         end = time.perf_counter() + self.seconds / SHARES
         while self.rank == 0 and (len(times) < SHORTEST_RUNS or time.perf_counter() < end):
@@ -315,30 +353,36 @@ class Measurement:
             loss = read_loss(call_module(module, batch), batch, self.user_file.loss)
         loss.total.backward()  # type: ignore[no-untyped-call]
 
-    def _measure_replica(self, has_unused: bool, samples: int) -> float:
-        module = self._build()
-        if list_batch_norms(module):
-            normalise_globally(module)
+    def _measure_difference(self, plain: nn.Module, changed: nn.Module, samples: int) -> float:
+        """Return by how many seconds passes of a changed module are longer, run by turns with those of a plain one."""
+        batch = select_samples(self.batch, 0, samples)
+        times: list[float] = []
+
+        def run_both() -> None:
+            start = time.perf_counter()
+            self._run_passes(plain, batch)
+            turn = time.perf_counter()
+            self._run_passes(changed, batch)
+            times.append((time.perf_counter() - turn) - (turn - start))
+
+        measure_times(run_both, 2 * self.seconds / SHARES, least=SHORTEST_RUNS)
+        return self._find_slowest(max(median(times[2:]), 0.0))  # the first two are slow
+
+    def _build_replica(self, has_unused: bool) -> nn.Module:
         ids = [self.device.index] if self.device.type == "cuda" else None
         groups = [dist.new_group([rank]) for rank in range(self.num_ranks)]
-        replica = DistributedDataParallel(
-            module, device_ids=ids, process_group=groups[self.rank], find_unused_parameters=has_unused
+        return DistributedDataParallel(
+            self._build(), device_ids=ids, process_group=groups[self.rank], find_unused_parameters=has_unused
         )
-        return self._measure_passes(replica, samples)
 
-    def _measure_shards(self, samples: int, num_units: int) -> tuple[float, float]:
-        """Return the seconds of passes and of the optimizer with parameters that ``fully_shard`` has cut for one."""
+    def _build_shards(self) -> nn.Module:
+        """Return the module whose parameters ``fully_shard`` has cut for one rank."""
         module = self._build()
-        if list_batch_norms(module):
-            normalise_globally(module)
-        findings = self._find(module, list_blocks(module))
+        blocks = self._find(module, list_blocks(module)).steady_blocks
         mesh = build_own_mesh(self.device.type)
-        for unit in (*list_own_units(findings.steady_blocks, module), module):
+        for unit in (*list_own_units(blocks, module), module):
             fully_shard(unit, mesh=mesh)
-        seconds = self._measure_passes(module, samples)
-        optimizer = self._build_optimizer(module)
-        self._run_passes_and_keep(module, select_samples(self.batch, 0, samples))
-        return seconds, self._measure(optimizer.step)
+        return module
 
     def _reduce_losses(self) -> None:
         """Exchange what ranks add up beside gradients, as a step does."""
@@ -358,7 +402,7 @@ class Measurement:
 
     def _measure_messages(self) -> list[CollectiveRow]:
         sizes = [size for size in range(2, self.num_ranks + 1) if self.num_ranks % size == 0]
-        share = 3 * self.seconds / SHARES / (len(sizes) * 24)
+        share = 4 * self.seconds / SHARES / (len(sizes) * 24)
         rows: list[CollectiveRow] = []
         for size in sizes:
             rows += measure_collectives(size, partial(self._measure_message, share), self.device.type)
@@ -405,4 +449,4 @@ def _build_tiny_update(optimizer: Optimizer) -> Callable[[], Any]:
         tiny_optimizer.step()
     except Exception:  # an optimizer of the user's own: all of its time then counts by the element
         return lambda: None
-    return tiny_optimizer.step  # type: ignore[no-any-return]
+    return tiny_optimizer.step

@@ -12,8 +12,10 @@ from meshwise.executor.modules.batches import list_tensors
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 
-RECORDED_STEP = 1
-"""The step of a run that is recorded: optimizer states are there, and its time does not count yet."""
+RECORDED_STEP = 2
+"""The step of a run that is recorded: optimizer states are there, and buckets of gradients as they stay."""
+FEWEST_STEPS = 5
+"""Steps of a run of which one is recorded, which takes longer: the median step is another one."""
 
 
 class StepMemory:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
-from meshwise.executor.launch.run import WARM_UP
 from meshwise.executor.modules.batches import count_samples, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.losses import call_module, read_loss
@@ -30,7 +29,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
-from meshwise.executor.user_training.step_memory import RECORDED_STEP, StepMemory
+from meshwise.executor.user_training.step_memory import FEWEST_STEPS, RECORDED_STEP, StepMemory
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
@@ -90,7 +89,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     heartbeat.beat("data")
     batches = open_batches(job, user_file, rank, job.layout.data, first_step)
     saved_step, step_memory = first_step, StepMemory()
-    is_recorded = accelerator.read_memory() is None and job.steps - first_step > WARM_UP
+    is_recorded = accelerator.read_memory() is None and job.steps - first_step >= FEWEST_STEPS
     recorded_step = first_step + RECORDED_STEP if is_recorded else -1
     with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
         for number in range(first_step, job.steps):

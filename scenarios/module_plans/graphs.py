@@ -161,19 +161,19 @@ def _time_operator(model: Accelerator, block: Block, operator: Operator, samples
 def keep_more(graph: OperatorGraph, size: float) -> OperatorGraph:
     """Return a graph whose last operator keeps so many bytes a sample more for backward; fewer where below 0.
 
-    What is fewer is taken from what the measured tail keeps, and not from captured operators, whose tensors have sizes.
+    What is fewer is taken from what a measured tail keeps alone: the tensors of captured operators have sizes.
     """
     *blocks, last = graph.blocks
     *operators, operator = last.operators
     old_size = last.tensor["saved"].nbytes if "saved" in operator.saved else 0
-    new_size = old_size + round(size)
-    if new_size < 1:
+    new_size = max(old_size + round(size), 0)
+    if new_size == old_size:
         return graph
     tensors = tuple(tensor for tensor in last.tensors if tensor.name != "saved")
     saved = tuple(name for name in operator.saved if name != "saved")
     changed = replace(
         last,
-        operators=(*operators, replace(operator, saved=(*saved, "saved"))),
+        operators=(*operators, replace(operator, saved=(*saved, "saved") if new_size else saved)),
         tensors=(*tensors, _build_bytes("saved", new_size, "mask")),
     )
     return replace(graph, blocks=(*blocks, changed))

@@ -43,7 +43,7 @@ def build_machine(
     local_samples
         Samples of a step on a rank.
     num_units
-        Blocks of the graph, which the simulator gathers one at a time.
+        Units that the simulator gathers one at a time.
     memory
         Bytes that tensors of a rank may take.
     """
@@ -73,7 +73,7 @@ def build_machine(
 
 def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout) -> float:
     """Return the seconds of a step besides passes, messages of states and what the optimizer takes an element."""
-    seconds = figures.reading + figures.update_launches
+    seconds = figures.reading + figures.loop + figures.update_launches
     if layout.data == 1:
         return seconds
     if not layout.zero:

@@ -121,9 +121,14 @@ class StepPredictor:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
             local_samples = model.batch // layout.data
             machine = build_machine(
-                figures, layout, training, local_samples, len(graph.occurrences), rank_memory, model.device
+                figures, layout, training, local_samples, count_units(graph, layout.zero), rank_memory, model.device
             )
         return Problem(graph, machine, training)
+
+
+def count_units(graph: OperatorGraph, zero: int) -> int:
+    """Return the units that the simulator counts: with ZeRO 3 blocks that have parameters, else all blocks."""
+    return sum(bool(block.parameters) for _, block in graph.occurrences) if zero == 3 else len(graph.occurrences)
 
 
 def build_training(model: ModuleModel, layout: ModuleLayout) -> Training:

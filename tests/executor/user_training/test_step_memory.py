@@ -1,0 +1,27 @@
+"""A recorded step has what stays between steps, and what it needs itself."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from meshwise.executor.modules.step import parallelize
+from meshwise.executor.user_training.step_memory import StepMemory, count_resident_bytes
+
+
+def test_a_step_keeps_states_and_needs_gradients() -> None:
+    module = nn.Linear(100, 50, bias=False)
+    step = parallelize(module, loss=lambda outputs, batch: outputs.square().mean())
+    batch = torch.ones(8, 100)
+    weight, data = 100 * 50 * 4, 8 * 100 * 4
+    assert count_resident_bytes(step, batch) == weight + data
+    step(batch)
+    scalar = 4  # AdamW counts its steps
+    assert count_resident_bytes(step, batch) == 3 * weight + data + scalar
+    memory = StepMemory()
+    with memory.record(step, batch):
+        step(batch)
+    assert memory.peak is not None
+    # the gradient, and for the update at most two temporary tensors of a weight
+    assert 4 * weight + data <= memory.peak <= 6 * weight + 2 * data
