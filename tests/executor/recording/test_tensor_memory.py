@@ -2,7 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 from meshwise.executor.user_training.block_clock import BlockClock

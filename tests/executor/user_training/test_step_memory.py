@@ -2,8 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 from meshwise.executor.modules.step import parallelize
@@ -23,5 +24,5 @@ def test_a_step_keeps_states_and_needs_gradients() -> None:
     with memory.record(step, batch):
         step(batch)
     assert memory.peak is not None
-    # the gradient, and for the update at most two temporary tensors of a weight
-    assert 4 * weight + data <= memory.peak <= 6 * weight + 2 * data
+    # the gradient, and for the update at most two temporary tensors of a weight; and the state of draws
+    assert 4 * weight + data <= memory.peak <= 7 * weight + data
