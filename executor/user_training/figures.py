@@ -71,10 +71,12 @@ class ModuleFigures:
         Most bytes of tensors in a pass of the larger number of samples, above those that were there before.
     update, update_launches
         Seconds of the optimizer's step, and of one of as many parameters of a single element.
+    update_peak
+        Most bytes of tensors in the optimizer's step, above those that were there before.
     state
         Bytes of optimizer states of all parameters.
-    reading
-        Seconds to read a batch.
+    reading, read_samples
+        Seconds to read a batch, and the samples of it; those of all ranks where each reads all.
     loop
         Seconds of a step of nothing, with neither messages nor passes.
     reduction
@@ -108,8 +110,10 @@ class ModuleFigures:
     peak: float
     update: float
     update_launches: float
+    update_peak: float
     state: int
     reading: float
+    read_samples: int
     loop: float
     reduction: float
     replica: float

@@ -140,7 +140,8 @@ class Measurement:
         self.note("passes")
         passes = [self._measure_passes(module, number) for number in (fewer, more)]
         head, parts, tail = self._measure_blocks(module, list(findings.steady_blocks), more)
-        peak = self._measure_peak(module, more)
+        kept_batch = select_samples(self.batch, 0, more)
+        peak = self._record_peak(partial(self._run_passes_and_keep, module, kept_batch))
         self.note("optimizer")
         optimizer = self._build_optimizer(module)
         update = self._measure(optimizer.step)
@@ -148,6 +149,7 @@ class Measurement:
             value for states in optimizer.state.values() for value in states.values() if isinstance(value, Tensor)
         )
         launches = self._measure(_build_tiny_update(optimizer))
+        update_peak = self._record_peak(optimizer.step)
         module.zero_grad(set_to_none=True)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
@@ -179,8 +181,10 @@ class Measurement:
             peak=peak,
             update=update,
             update_launches=min(launches, update),
+            update_peak=update_peak,
             state=state,
             reading=self.reading,
+            read_samples=self._count_read_samples(),
             loop=self.loop,
             reduction=reduction,
             replica=replica,
@@ -192,6 +196,13 @@ class Measurement:
             whole_states=whole_states,
             collectives=tuple(rows),
         )
+
+    def _count_read_samples(self) -> int:
+        """Return the samples that a rank reads of a step: its own, or all where ranks divide what an iterable makes."""
+        data, is_own = self.user_file.open_data(self.rank, self.num_ranks)
+        has_places = hasattr(getattr(data, "dataset", data), "__getitem__") and not isinstance(data, list | tuple)
+        own_samples = count_samples(self.batch)
+        return own_samples if has_places or is_own else own_samples * self.num_ranks
 
     def _build(self) -> nn.Module:
         module = self.user_file.build_model(self.job.seed)
@@ -336,15 +347,15 @@ class Measurement:
         spans = [later - earlier for earlier, later in zip(marks, [*marks[1:], end], strict=True)]
         return forward, [0.0, *reversed(spans), marks[0] - turn]
 
-    def _measure_peak(self, module: nn.Module, samples: int) -> float:
-        batch = select_samples(self.batch, 0, samples)
+    def _record_peak(self, run: Callable[[], Any]) -> float:
+        """Return the most bytes of tensors while something runs, above those before."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            self._run_passes_and_keep(module, batch)
+            run()
             return float(torch.cuda.max_memory_allocated(self.device) - before)
         with record_tensor_peak() as peak:
-            self._run_passes_and_keep(module, batch)
+            run()
         return float(peak.size)
 
     def _run_passes_and_keep(self, module: nn.Module, batch: Any) -> None:

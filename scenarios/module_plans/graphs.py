@@ -158,25 +158,22 @@ def _time_operator(model: Accelerator, block: Block, operator: Operator, samples
     return operator_time(model, block, operator, sizes, direction)
 
 
-def keep_more(graph: OperatorGraph, size: float) -> OperatorGraph:
-    """Return a graph whose last operator keeps so many bytes a sample more for backward; fewer where below 0.
+EXTRA = "kept"
+"""Name of the tensor of `keep_more`."""
 
-    What is fewer is taken from what a measured tail keeps alone: the tensors of captured operators have sizes.
-    """
-    *blocks, last = graph.blocks
-    *operators, operator = last.operators
-    old_size = last.tensor["saved"].nbytes if "saved" in operator.saved else 0
-    new_size = max(old_size + round(size), 0)
-    if new_size == old_size:
+
+def keep_more(graph: OperatorGraph, size: float) -> OperatorGraph:
+    """Return a graph whose first operator keeps so many bytes a sample more for backward: through both passes."""
+    if round(size) < 1:
         return graph
-    tensors = tuple(tensor for tensor in last.tensors if tensor.name != "saved")
-    saved = tuple(name for name in operator.saved if name != "saved")
+    first = next((block for block in graph.blocks if not block.layer), graph.blocks[0])
+    operator, *operators = first.operators
     changed = replace(
-        last,
-        operators=(*operators, replace(operator, saved=(*saved, "saved") if new_size else saved)),
-        tensors=(*tensors, _build_bytes("saved", new_size, "mask")),
+        first,
+        operators=(replace(operator, saved=(*operator.saved, EXTRA)), *operators),
+        tensors=(*first.tensors, _build_bytes(EXTRA, size, "mask")),
     )
-    return replace(graph, blocks=(*blocks, changed))
+    return replace(graph, blocks=tuple(changed if block is first else block for block in graph.blocks))
 
 
 def count_layers(graph: OperatorGraph) -> int:

@@ -61,7 +61,7 @@ def build_machine(
         kernel_bandwidth_default=FREE,
         reserved=figures.buffers + figures.batch * local_samples,
         unit_launch=unit if layout.data > 1 and layout.zero > 1 else 0.0,
-        optimizer_launch=find_fixed_time(figures, layout) / count_updates(layout, len(shapes)),
+        optimizer_launch=find_fixed_time(figures, layout, local_samples) / count_updates(layout, len(shapes)),
         computes_collectives=device == CPU,
     )
     curves = build_curves(figures.collectives)
@@ -71,9 +71,11 @@ def build_machine(
     return replace(machine, collectives=curves)
 
 
-def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout) -> float:
+def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout, local_samples: int) -> float:
     """Return the seconds of a step besides passes, messages of states and what the optimizer takes an element."""
-    seconds = figures.reading + figures.loop + figures.update_launches
+    reads_all = figures.read_samples == local_samples * layout.data
+    reading = figures.reading if reads_all else figures.reading * local_samples / figures.read_samples
+    seconds = reading + figures.loop + figures.update_launches
     if layout.data == 1:
         return seconds
     if not layout.zero:
@@ -81,6 +83,18 @@ def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout) -> float:
     # a gather and a reduction of each unit a step, which the simulator has as one message
     units = figures.units * figures.unit * 2 / UNIT_MESSAGES if layout.zero == 1 else 0.0
     return seconds + figures.reduction + figures.sharded_update + units
+
+
+def count_update_bytes(figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int) -> float:
+    """Return the bytes of tensors of a rank in the optimizer's step, of whose temporary ones the simulator has none.
+
+    Parameters, gradients and states are there, and buckets of all gradients in `DistributedDataParallel`.
+    """
+    elements = sum(map(prod, list_shapes(figures)))
+    states = elements * (training.shard_bytes + training.gradient_bytes) + figures.state + figures.update_peak
+    has_buckets = layout.data > 1 and not layout.zero
+    buckets = elements * training.gradient_bytes if has_buckets else 0
+    return states / layout.shards + buckets + figures.buffers + figures.batch * local_samples
 
 
 def count_updates(layout: ModuleLayout, num_tensors: int) -> int:

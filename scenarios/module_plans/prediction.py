@@ -14,7 +14,7 @@ from meshwise.scenarios.module_plans.graphs import (
     list_shapes,
     measure_operators,
 )
-from meshwise.scenarios.module_plans.machines import build_machine
+from meshwise.scenarios.module_plans.machines import build_machine, count_update_bytes
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
@@ -98,7 +98,11 @@ class StepPredictor:
                 recompute=layout.recompute,
             ),
         )
-        return Prediction(layout, cost.step_time(plan), cost.peak_memory(plan), cost.fits(plan))
+        figures, problem = self.model.figures, cost.problem
+        update = 0.0 if figures is None else count_update_bytes(figures, layout, problem.training, local_samples)
+        peak = max(cost.peak_memory(plan), update)
+        fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
+        return Prediction(layout, cost.step_time(plan), peak, fits)
 
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
         key = layout.data, layout.zero, layout.shards

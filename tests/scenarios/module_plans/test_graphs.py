@@ -44,8 +44,8 @@ def test_blocks_are_layers_with_their_parameters() -> None:
     assert count_layers(graph) == 2 and graph.num_parameters == 2 * BLOCK_ELEMENTS
 
 
-def test_more_is_kept_by_the_last_operator() -> None:
+def test_more_is_kept_through_both_passes() -> None:
     graph = build_block_graph(build_figures(), "fp32", "m")
-    last = keep_more(graph, 1024).blocks[-1]
-    assert last.tensor["saved"].nbytes == graph.blocks[-1].tensor["saved"].nbytes + 1024
-    assert keep_more(graph, -1e9).blocks[-1].operators[-1].saved == ("block1_result",)
+    first, *others = keep_more(graph, 1024).blocks
+    assert first.tensor["kept"].nbytes == 1024 and first.operators[0].saved[-1] == "kept"
+    assert tuple(others) == graph.blocks[1:] and keep_more(graph, -5) == graph

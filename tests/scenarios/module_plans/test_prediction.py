@@ -77,3 +77,20 @@ def test_states_of_the_optimizer_are_as_measured() -> None:
 def test_without_figures_and_graph_nothing_is_predicted() -> None:
     with pytest.raises(ValueError, match="needs a captured module: it branches"):
         build_model(None, None, BATCH, "fp32", "cpu", "it branches")
+
+
+def test_temporary_tensors_of_the_optimizer_count() -> None:
+    # parameters and gradients, two states, and a temporary tensor of a million bytes beside the batch
+    figures = build_figures(update_peak=1e6)
+    predictor = StepPredictor(build_model(figures, None, BATCH, "fp32", "cpu", ""))
+    states = 4 * 2 * BLOCK_ELEMENTS * 4
+    assert predictor.predict(ModuleLayout()).peak_memory == states + 1e6 + 64 * 8
+    buckets = 2 * BLOCK_ELEMENTS * 4
+    assert predictor.predict(ModuleLayout(2)).peak_memory == states + buckets + 1e6 + 64 * 4
+    assert predictor.predict(ModuleLayout(2, zero=3)).peak_memory == (states + 1e6) / 2 + 64 * 4
+
+
+def test_reading_takes_as_long_as_samples_need() -> None:
+    # a rank that reads its own 4 samples in 0.1 ms takes twice as long for 8; one that reads all takes as long for all
+    assert predict("data=1", read_samples=4) == pytest.approx(2 + 8 * 0.5 + ALONE + 0.1, rel=1e-3)
+    assert predict("data=2", read_samples=4) == pytest.approx(predict("data=2", read_samples=8))
