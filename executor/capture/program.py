@@ -97,14 +97,14 @@ def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     """
     module.train()  # dropout and batch norm are captured as they train
     try:
-        with _silence_torch():
+        with silence_torch():
             with DataDetachMode():
                 exported_program = torch.export.export(module, inputs, strict=False)
             inline_blocks(exported_program.graph_module)
             exported_program = exported_program.run_decompositions(_list_decompositions())
     except Exception as error:
         line = find_error_line(error) or find_forward_line(module)
-        raise CaptureError(f"torch cannot export the module: {_explain_error(error)}", line) from error
+        raise CaptureError(f"torch cannot export the module: {explain_error(error)}", line) from error
     signature, graph = exported_program.graph_signature, exported_program.graph_module.graph
     names: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
     for spec in signature.input_specs:
@@ -147,7 +147,7 @@ def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
 
 
 @contextmanager
-def _silence_torch() -> Iterator[None]:
+def silence_torch() -> Iterator[None]:
     """Hide the warnings and graphs that torch prints while it exports."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -203,7 +203,7 @@ def _check_numbers(graph: Graph) -> None:
                 raise CaptureError(f"a captured module computes with tensors, {message}", find_node_line(node))
 
 
-def _explain_error(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """Return the first line of torch's message that is not empty, or what the error means."""
     if isinstance(error, GuardOnDataDependentSymNode):
         return "control flow does not depend on data, met a branch or a size that does; nearest: torch.where"

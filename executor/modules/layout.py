@@ -1,4 +1,4 @@
-"""What a plan says of a module that is whole on every rank: data parallelism, shards of states, recomputation."""
+"""What a plan says of a user's module: data parallelism, shards of states, recomputation, stages of a pipeline."""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from meshwise.strategies.plan.layout import STEP_DECISIONS
 from meshwise.strategies.plan.mesh import DATA, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
 
 MOST_DIGITS = 6
 """Digits of a number in words, at most."""
@@ -22,12 +23,12 @@ RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 
 @dataclass(frozen=True, slots=True)
 class ModuleLayout:
-    """How a module that is whole on every rank is trained.
+    """How a user's module is trained.
 
     Parameters
     ----------
     data
-        Ranks, each with samples of its own.
+        Ranks with samples of their own; with a pipeline those of each stage.
     zero
         What ranks share: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
     zero_shards
@@ -38,6 +39,14 @@ class ModuleLayout:
         Parts of a rank's samples, one after the other in a step.
     recompute
         What backward computes again: `Recompute.NONE`, or every block with `Recompute.FULL`.
+    pipeline
+        Ranks, each with other stages of the module.
+    schedule
+        The name of the order of passes, or its text (`meshwise.strategies.schedules`).
+    chunks
+        Stages of a pipeline rank, for schedules that interleave them.
+    cuts
+        Names of the modules at which stages after the first begin; none for stages of about equal work.
     """
 
     data: int = 1
@@ -46,6 +55,10 @@ class ModuleLayout:
     reshard_after_forward: bool = True
     num_microbatches: int = 1
     recompute: Recompute = Recompute.NONE
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    cuts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.data < 1 or self.num_microbatches < 1:
@@ -61,6 +74,35 @@ class ModuleLayout:
                 f"recompute: a block of a module is computed again whole or not at all, met {self.recompute}; "
                 f"nearest: {Recompute.FULL}"
             )
+        if self.pipeline < 1 or self.chunks < 1:
+            raise ValueError(f"pipeline and chunks are at least 1, met {self.pipeline} and {self.chunks}; nearest: 1")
+        if self.pipeline > 1:
+            self._require_stages()
+
+    def _require_stages(self) -> None:
+        """Raise where the schedule does not exist for these numbers, or cuts are not one fewer than stages."""
+        rule = find_rule(self.schedule)
+        if rule.is_asynchronous:
+            raise ValueError(f"schedule: a step ends before the next begins, met {self.schedule}; nearest: 1f1b")
+        if rule.splits_backward and (self.zero or self.recompute is not Recompute.NONE):
+            raise ValueError(
+                f"schedule: gradients of inputs and weights apart need whole states and kept activations, met "
+                f"{self.schedule} with {self.describe()}; nearest: 1f1b"
+            )
+        actions = self.actions
+        if self.cuts and len(self.cuts) != actions.num_stages - 1:
+            met = f"met {len(self.cuts)} for {actions.num_stages} stages"
+            raise ValueError(f"cuts are one fewer than stages, {met}; nearest: {actions.num_stages - 1}")
+
+    @property
+    def actions(self) -> Schedule:
+        """The order of passes on every pipeline rank."""
+        return build_schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.data * self.pipeline
 
     @property
     def shards(self) -> int:
@@ -73,7 +115,10 @@ class ModuleLayout:
         >>> ModuleLayout(4, zero=3, zero_shards=2, num_microbatches=2).describe()
         'data 4, 2 microbatches, ZeRO-3 over 2'
         """
-        parts = [f"data {self.data}", f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
+        parts = [f"pipeline {self.pipeline} ({self.schedule})"] if self.pipeline > 1 else []
+        if self.cuts:
+            parts.append(f"cut at {', '.join(self.cuts)}")
+        parts += [f"data {self.data}", f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards < self.data else ""))
         if self.zero == 3 and not self.reshard_after_forward:
@@ -89,15 +134,17 @@ class ModuleLayout:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
-        return cls(**document | {"recompute": Recompute(document["recompute"])})
+        return cls(**document | {"recompute": Recompute(document["recompute"]), "cuts": tuple(document["cuts"])})
 
 
-WORDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute")
+WORDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute", "pipeline", "schedule", "chunks", "cuts")
 """What `parse_layout` reads."""
 
 
 def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
     """Return the layout of words ``NAME=VALUE,...``; what they do not say is as in ``default``.
+
+    The names of ``cuts`` have ``+`` between them. Ranks that a pipeline leaves of those of ``default`` are data ranks.
 
     >>> parse_layout("data=4,zero=3,recompute=full", ModuleLayout()).describe()
     'data 4, 1 microbatch, ZeRO-3, full recompute'
@@ -113,10 +160,16 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
             if value not in RECOMPUTES:
                 raise ValueError(f"plan: recompute is {' or '.join(RECOMPUTES)}, met {value!r}; nearest: full")
             values[name] = Recompute(value)
+        elif name == "schedule":
+            values[name] = value
+        elif name == "cuts":
+            values[name] = tuple(filter(None, value.split("+")))
         elif not (value.isascii() and value.isdecimal()) or len(value) > MOST_DIGITS:
             raise ValueError(f"plan: {name} is a number, met {value!r}; nearest: 1")
         else:
             values[name] = int(value)
+    if "data" not in values:
+        values["data"] = max(default.num_ranks // values.get("pipeline", default.pipeline), 1)
     return replace(default, **values)
 
 

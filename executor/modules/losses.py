@@ -76,12 +76,21 @@ def _is_scalar(value: Any) -> bool:
 
 
 class StepLoss:
-    """Adds up the losses of a rank's microbatches, and then those of all ranks."""
+    """Adds up the losses of a rank's microbatches, and then those of all ranks.
 
-    def __init__(self, num_microbatches: int, num_ranks: int) -> None:
-        self.num_microbatches, self.num_ranks = num_microbatches, num_ranks
+    Parameters
+    ----------
+    num_microbatches
+        Those of a rank.
+    num_parts
+        Ranks with samples of their own; other ranks add nothing.
+    """
+
+    def __init__(self, num_microbatches: int, num_parts: int, device: torch.device) -> None:
+        self.num_microbatches, self.num_parts, self.device = num_microbatches, num_parts, device
         self.total: Tensor | None = None
         self.weight: Tensor | None = None
+        self.is_mean = True
 
     def add(self, loss: WeightedLoss) -> Tensor:
         """Add the loss of a microbatch, and return what backward begins with."""
@@ -95,17 +104,18 @@ class StepLoss:
 
     def reduce(self) -> tuple[float, float]:
         """Return the loss of the global batch, and the factor of gradients that are means over ranks."""
-        assert self.total is not None
-        weight = torch.zeros_like(self.total) if self.weight is None else self.weight
-        sums = torch.stack((self.total, weight))
-        if self.num_ranks > 1:
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        has_weight = nothing if self.weight is None else nothing + 1
+        sums = torch.stack([nothing if x is None else x.reshape(()) for x in (self.total, self.weight, has_weight)])
+        if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(sums)
-        total, total_weight = sums.tolist()
-        if self.weight is None:
-            return total / self.num_ranks, 1.0
+        total, total_weight, num_weights = sums.tolist()
+        self.is_mean = not num_weights
+        if self.is_mean:
+            return total / self.num_parts, 1.0
         if not total_weight > 0:
             raise LossError(f"the weights of a step's losses sum to more than 0, met {total_weight:g}")
-        return total / total_weight, self.num_ranks / total_weight
+        return total / total_weight, self.num_parts / total_weight
 
 
 def list_batch_norms(module: nn.Module) -> list[tuple[str, _BatchNorm]]:

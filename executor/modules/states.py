@@ -34,7 +34,9 @@ from meshwise.executor.recording.rank_files import UserError
 _NAME = re.compile(r"step-(\d{8})")
 _PARTIAL = ".partial"
 _FACTS, _SCHEDULER, _WEIGHTS = "facts.json", "scheduler.pt", "weights.pt"
-VERSION = 1
+VERSION = 2
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+"""Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
 
 class StatesError(UserError):
@@ -47,7 +49,7 @@ def save_states(
     """Write a checkpoint into a folder from all ranks, and return its own folder."""
     target = folder / f"step-{step:08d}"
     partial = target.with_name(target.name + _PARTIAL)
-    model_states, optimizer_states = get_state_dict(module, optimizer)
+    model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
     if find_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -90,7 +92,7 @@ def read_step(checkpoint: Path) -> int:
 
 def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
     """Read a checkpoint into module, optimizer and scheduler; `StatesError` where it is another module's."""
-    model_states, optimizer_states = get_state_dict(module, optimizer)
+    model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
     states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
     try:
         planner = DefaultLoadPlanner(allow_partial_load=True)  # parameters without a gradient so far have no states
@@ -99,7 +101,8 @@ def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, sched
     except (RuntimeError, ValueError, OSError, KeyError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
-    set_state_dict(module, optimizer, model_state_dict=states["module"], optim_state_dict=states["optimizer"])
+    new_states = {"model_state_dict": states["module"], "optim_state_dict": states["optimizer"]}
+    set_state_dict(module, optimizer, **new_states, options=_OPTIONS)
     for name, parameter in module.named_parameters():
         plain_name = name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name
         if not any(known_name.startswith(f"optimizer.state.{plain_name}.") for known_name in known_names):
@@ -116,6 +119,11 @@ def export_weights(folder: Path, module: nn.Module) -> Path | None:
     weights = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if find_rank() != 0:
         return None
+    return write_weights(folder, weights)
+
+
+def write_weights(folder: Path, weights: dict[str, Any]) -> Path:
+    """Write whole weights into a folder, and return their file."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(weights, folder / _WEIGHTS)
     return folder / _WEIGHTS

@@ -1,15 +1,7 @@
-"""One step of training of a user's module under a plan: `parallelize`, and the step that it returns.
-
->>> import torch
->>> _ = torch.manual_seed(0)
->>> module = torch.nn.Linear(2, 1)
->>> step = parallelize(module, loss=lambda outputs, batch: outputs.square().mean(), learning_rate=0.01)
->>> losses = [step(torch.ones(4, 2)) for _ in range(20)]
->>> losses[-1] < losses[0]
-True
-"""
+"""One step of training of a user's module that is whole on every rank."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +15,7 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
-from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
+from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
@@ -38,7 +30,6 @@ from meshwise.executor.modules.optimizers import (
     SchedulerFactory,
     build_optimizer,
     build_scheduler,
-    make_adamw,
 )
 from meshwise.executor.modules.probe import probe
 from meshwise.executor.modules.sharding import (
@@ -52,7 +43,6 @@ from meshwise.executor.modules.sharding import (
 )
 from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
 from meshwise.executor.modules.unused import UnusedParameters
-from meshwise.strategies.plan.plan import Plan
 
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
@@ -98,15 +88,16 @@ class TrainingStep:
         seed: int = 0,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
-        if layout.data != self.num_ranks:
-            rule = f"data: one rank for each part of the batch, and there are {self.num_ranks}"
-            raise ValueError(f"{rule}, met {layout.data}; nearest: {self.num_ranks}")
+        if layout.num_ranks != self.num_ranks:
+            rule = f"a plan is for all ranks that were started, {self.num_ranks}"
+            raise ValueError(f"{rule}, met {layout.describe()}; nearest: data={self.num_ranks // layout.pipeline or 1}")
         if precision not in DTYPES:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
         self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        self.data_rank = self.rank % layout.data
         self.step_number = 0
         self.learning_rate = 0.0
         self._factories = optimizer, scheduler
@@ -122,19 +113,15 @@ class TrainingStep:
         optimizer, scheduler = self._trained or self._begin(batch)
         draws = torch.get_rng_state()  # those of the user's data, which are no part of a step
         torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
-        step_loss = StepLoss(self.layout.num_microbatches, self.num_ranks)
-        for number, microbatch in enumerate(microbatches, 1):
-            with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
-                with find_precision_context(self.module, self.device, self.precision):
-                    loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
-                step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+        step_loss = StepLoss(self.layout.num_microbatches, self.layout.data, self.device)
+        self._run_passes(microbatches, step_loss)
         torch.set_rng_state(draws)
         mean_loss, factor = step_loss.reduce()
-        self._require_same_course(count_samples(batch), is_mean=step_loss.weight is None)
+        self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
         self._finish_gradients(factor)
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        self.module.zero_grad(set_to_none=True)
+        self._end_update()
         if scheduler is not None:
             scheduler.step()
         self.step_number += 1
@@ -142,7 +129,7 @@ class TrainingStep:
 
     def global_batch(self, batch: Any) -> float:
         """Return the loss of a step on a global batch, of which this rank takes its part."""
-        return self(split_evenly(batch, self.num_ranks, "data ranks")[self.rank])
+        return self(split_evenly(batch, self.layout.data, "data ranks")[self.data_rank])
 
     @property
     def optimizer_states(self) -> list[dict[str, Any]]:
@@ -167,6 +154,18 @@ class TrainingStep:
         """Write the whole weights into a folder, from rank 0, and return the file; ``None`` on other ranks."""
         return export_weights(Path(folder), self.module)
 
+    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss) -> None:
+        """Run forward and backward of all microbatches, and add up their losses."""
+        for number, microbatch in enumerate(microbatches, 1):
+            with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
+                with find_precision_context(self.module, self.device, self.precision):
+                    loss = read_loss(call_module(self.module, microbatch), microbatch, self.loss)
+                step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _end_update(self) -> None:
+        """Drop the gradients of a step that is done."""
+        self.module.zero_grad(set_to_none=True)
+
     def _place(self, batch: Any) -> Any:
         """Return a batch on the device, and in fp64 where that is computed in."""
         batch = to_device(batch, self.device)
@@ -176,11 +175,7 @@ class TrainingStep:
 
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
         """Check module and loss on the first batch, shard the module, and return its optimizer and scheduler."""
-        is_cut = self.num_ranks > 1 or self.layout.num_microbatches > 1
-        if is_cut:
-            self._require_whole_statistics()
-            with find_precision_context(self.module, self.device, self.precision):
-                require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
+        self._check_loss(batch)
         units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
         if self.num_ranks > 1:
             with find_precision_context(self.module, self.device, self.precision):
@@ -193,6 +188,17 @@ class TrainingStep:
         if has_unused and self.layout.zero:
             self._unused = UnusedParameters((*units, self.module), idle_names)
         self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
+        return self._build_optimizer()
+
+    def _check_loss(self, batch: Any) -> None:
+        """Raise `LossError` where ranks and microbatches do not add up to the loss of the batch."""
+        if self.num_ranks > 1 or self.layout.num_microbatches > 1:
+            self._require_whole_statistics()
+            with find_precision_context(self.module, self.device, self.precision):
+                require_mean_over_samples(self.module, batch, self.loss, CAST_TOLERANCE if self._is_cast else None)
+
+    def _build_optimizer(self) -> tuple[Optimizer, LRScheduler | None]:
+        """Return optimizer and scheduler of the module as it is sharded, with the states of a checkpoint if any."""
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
         scheduler = build_scheduler(make_scheduler, optimizer)
@@ -259,78 +265,3 @@ def find_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
-
-
-def parallelize(
-    module: nn.Module,
-    plan: Plan | ModuleLayout | str | Path | None = None,
-    *,
-    optimizer: OptimizerFactory | Optimizer | None = None,
-    scheduler: SchedulerFactory | LRScheduler | None = None,
-    loss: LossFunction | None = None,
-    precision: str = "fp32",
-    max_norm: float | None = None,
-    learning_rate: float = 1e-3,
-    seed: int = 0,
-) -> TrainingStep:
-    """Return the step of training of a module under a plan, in a loop of the user's own.
-
-    It is called on every rank that a launcher such as torchrun has started, with the samples of that rank.
-
-    Parameters
-    ----------
-    module
-        Whole and with equal parameters on every rank; its forward takes a batch.
-    plan
-        A plan or the file of one, words such as ``data=2,zero=3``, or a `ModuleLayout`; by default data parallelism
-        over all ranks.
-    optimizer
-        A function of the module, or an optimizer of its parameters without states; by default AdamW.
-    scheduler
-        A schedule of the learning rate, or a function of the optimizer that returns one; it is stepped once a step.
-    loss
-        A function of ``(outputs, batch)``; by default the outputs are the loss, or have it as ``loss``.
-    precision
-        ``fp32``, ``bf16`` with fp32 main weights, or ``fp64``.
-    max_norm
-        The norm to which gradients are clipped.
-    learning_rate
-        That of the default optimizer.
-    seed
-        The seed of random draws in forward; every rank and step has its own.
-
-    Raises
-    ------
-    ValueError
-        Where the plan cuts the module itself, or has another number of ranks.
-    """
-    _join_ranks()
-    layout = plan if isinstance(plan, ModuleLayout) else _read_layout(plan)
-    return TrainingStep(
-        module,
-        layout,
-        optimizer=make_adamw(learning_rate) if optimizer is None else optimizer,
-        scheduler=scheduler,
-        loss=loss,
-        precision=precision,
-        max_norm=max_norm,
-        seed=seed,
-    )
-
-
-def _read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
-    """Return the layout of a plan, of its file, or of words; by default that of all ranks."""
-    if plan is None:
-        return ModuleLayout(count_ranks())
-    if isinstance(plan, str) and "=" in plan:
-        return parse_layout(plan, ModuleLayout(count_ranks()))
-    return find_module_layout(plan if isinstance(plan, Plan) else read_plan(Path(plan)))
-
-
-def _join_ranks() -> None:
-    """Join the process group that a launcher has set the environment for, unless this process is in one."""
-    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        device = find_device()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

@@ -122,7 +122,7 @@ class QuietStage(PipelineStage):
 def build_runtime(
     stages: Sequence[PipelineStage],
     schedule: Schedule,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[[Any, Tensor], Tensor],
     reduce_gradients: Callable[[int], None],
 ) -> Any:
     """Return torch's pipeline runtime, loaded with exactly the order of ``schedule``.

@@ -27,6 +27,7 @@ from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
+from meshwise.executor.stages.parallelize import make_step
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
 from meshwise.executor.user_training.step_memory import FEWEST_STEPS, RECORDED_STEP, StepMemory
@@ -69,7 +70,7 @@ def train_rank(path: Path, rank: int) -> None:
     heartbeat.beat("start")
     require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     accelerator = find_accelerator(job.device)
-    if job.layout.data == 1:
+    if job.layout.num_ranks == 1:
         accelerator.claim_device(1)
         _train_steps(job, folder, rank, heartbeat, accelerator)
         return
@@ -87,7 +88,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     if first_step >= job.steps:
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
-    batches = open_batches(job, user_file, rank, job.layout.data, first_step)
+    batches = open_batches(job, user_file, rank % job.layout.data, job.layout.data, first_step)
     saved_step, step_memory = first_step, StepMemory()
     is_recorded = accelerator.read_memory() is None and job.steps - first_step >= FEWEST_STEPS
     recorded_step = first_step + RECORDED_STEP if is_recorded else -1
@@ -134,7 +135,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     module = user_file.build_model(job.seed)
     if job.without_dropout:
         drop_nothing(module)
-    return TrainingStep(
+    return make_step(
         module,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),

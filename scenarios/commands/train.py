@@ -126,8 +126,9 @@ def _read_layout(plan: str | None, processes: int | None, device: str) -> "Modul
     default = ModuleLayout(processes or (max(count_gpus(), 1) if device == CUDA else 1))
     is_words = "=" in plan and not Path(plan).exists()
     layout = parse_layout(plan, default) if is_words else read_layout(Path(plan))
-    if processes is not None and layout.data != processes:
-        raise ValueError(f"--processes: those of the plan, {layout.data}, met {processes}; nearest: {layout.data}")
+    if processes is not None and layout.num_ranks != processes:
+        nearest = layout.num_ranks
+        raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")
     return layout
 
 

@@ -66,8 +66,8 @@ def build_machine(
     )
     curves = build_curves(figures.collectives)
     link = build_link(curves)
-    host = Host("this machine", memory * layout.data, BANDWIDTH, layout.data)
-    machine = build_homogeneous("this machine", accelerator, host, 1, layout.data, link, link)
+    host = Host("this machine", memory * layout.num_ranks, BANDWIDTH, layout.num_ranks)
+    machine = build_homogeneous("this machine", accelerator, host, 1, layout.num_ranks, link, link)
     return replace(machine, collectives=curves)
 
 
@@ -75,28 +75,34 @@ def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout, local_samples:
     """Return the seconds of a step besides passes, messages of states and what the optimizer takes an element."""
     reads_all = figures.read_samples == local_samples * layout.data
     reading = figures.reading if reads_all else figures.reading * local_samples / figures.read_samples
-    seconds = reading + figures.loop + figures.update_launches
+    seconds = reading + figures.loop + figures.update_launches / layout.pipeline
+    seconds += figures.reduction if layout.num_ranks > 1 else 0.0
     if layout.data == 1:
         return seconds
     if not layout.zero:
-        return seconds + figures.reduction + figures.replica
+        return seconds + figures.replica / layout.pipeline
     # a gather and a reduction of each unit a step, which the simulator has as one message
     units = figures.units * figures.unit * 2 / UNIT_MESSAGES if layout.zero == 1 else 0.0
-    return seconds + figures.reduction + figures.sharded_update + units
+    return seconds + (figures.sharded_update + units) / layout.pipeline
 
 
 def count_update_bytes(figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int) -> float:
     """Return the bytes of tensors of a rank in the optimizer's step, of whose temporary ones the simulator has none.
 
-    Parameters, gradients and states are there, and buckets of all gradients in `DistributedDataParallel`.
+    Parameters, gradients and states are there, and buckets of all gradients in `DistributedDataParallel`. Of a pipeline
+    every stage is taken to have equally many.
     """
     elements = sum(map(prod, list_shapes(figures)))
     states = elements * (training.shard_bytes + training.gradient_bytes) + figures.state + figures.update_peak
     has_buckets = layout.data > 1 and not layout.zero
     buckets = elements * training.gradient_bytes if has_buckets else 0
-    return states / layout.shards + buckets + figures.buffers + figures.batch * local_samples
+    return (states / layout.shards + buckets) / layout.pipeline + figures.buffers + figures.batch * local_samples
 
 
 def count_updates(layout: ModuleLayout, num_tensors: int) -> int:
-    """Return the parameters that the simulator counts in an update: with ZeRO 1 ranks share them out."""
+    """Return the parameters that the simulator counts in an update: with ZeRO 1 ranks share them out.
+
+    Of a pipeline every stage is taken to have equally many.
+    """
+    num_tensors = ceil(num_tensors / layout.pipeline)
     return max(ceil(num_tensors / layout.shards) if layout.zero == 1 else num_tensors, 1)

@@ -119,10 +119,13 @@ def plan_run(
         batch = first.samples
     except Exception as error:
         return PlannedRun(layout or job.layout, assumptions=(f"not predicted: {_tell(error)}",))
-    numbers = [layout.data] if layout is not None else list_numbers(batch, processes, count_processes(job.device))
+    numbers = [layout.num_ranks] if layout is not None else list_numbers(batch, processes, count_processes(job.device))
     default = layout or ModuleLayout(max(numbers))
     try:
-        model = _model_module(replace(job, layout=default), first, batch, calibrates=calibrates, report=report)
+        ranks = default.data if batch % default.num_ranks else default.num_ranks  # each measures with its own samples
+        model = _model_module(
+            replace(job, layout=ModuleLayout(ranks)), first, batch, calibrates=calibrates, report=report
+        )
         report("comparing plans")
         return choose(model, layout, numbers, tokens=first.tokens)
     except Exception as error:  # what fails here must not fail the run, which tells of its own faults
@@ -147,7 +150,8 @@ def choose(
     predictor = StepPredictor(model)
     if layout is not None:
         return PlannedRun(layout, predictor.predict(layout), None, 1, tokens, model.assumptions)
-    choices = find_choices(numbers, model.figures, sum(block.layer for block in model.graph.blocks))
+    num_layers = sum(block.layer for block in model.graph.blocks)
+    choices = find_choices(numbers, model.figures, num_layers, is_captured=model.is_captured)
     predictions = [predictor.predict(candidate) for candidate in list_layouts(model.batch, choices)]
     if not predictions:
         raise ValueError(f"no plan of {_describe_numbers(choices)} divides a batch of {model.batch}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from meshwise.executor.device import CPU, read_memory_size
@@ -55,6 +56,8 @@ class ModuleModel:
         ``fp32``, ``bf16`` or ``fp64``.
     figures
         What was measured of it; ``None`` for a machine of the library.
+    is_captured
+        Whether the graph is the captured one.
     assumptions
         What the prediction rests on, a line each.
     """
@@ -64,6 +67,7 @@ class ModuleModel:
     precision: str
     device: str
     figures: ModuleFigures | None
+    is_captured: bool
     assumptions: tuple[str, ...]
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
@@ -75,7 +79,7 @@ class StepPredictor:
     def __init__(self, model: ModuleModel, memory: float | None = None) -> None:
         self.model = model
         self.memory = read_memory_size() if memory is None else memory
-        self._costs: dict[tuple[int, int, int], SimulatedCost] = {}
+        self._costs: dict[tuple[int, int, int, int], SimulatedCost] = {}
 
     def predict(self, layout: ModuleLayout) -> Prediction:
         """Return what a layout is predicted to take.
@@ -96,6 +100,10 @@ class StepPredictor:
                 zero_shards=layout.zero_shards,
                 reshard_after_forward=layout.reshard_after_forward,
                 recompute=layout.recompute,
+                pipeline=layout.pipeline,
+                schedule=layout.schedule,
+                chunks=layout.chunks,
+                stages=self._find_stages(layout),
             ),
         )
         figures, problem = self.model.figures, cost.problem
@@ -104,8 +112,21 @@ class StepPredictor:
         fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
         return Prediction(layout, cost.step_time(plan), peak, fits)
 
+    def _find_stages(self, layout: ModuleLayout) -> str | tuple[int, ...]:
+        """Return the number of layers of every stage; ``balanced`` where the layout leaves cuts open."""
+        if layout.pipeline == 1:
+            return "even"
+        if not layout.cuts or self.model.figures is None:
+            return "balanced"
+        paths = [block.path for block in self.model.figures.blocks]
+        for path in layout.cuts:
+            if path not in paths:
+                raise ValueError(f"stages are predicted that begin at blocks of the module, met {path}")
+        places = [0, *map(paths.index, layout.cuts), len(paths)]
+        return tuple(end - start for start, end in pairwise(places))
+
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
-        key = layout.data, layout.zero, layout.shards
+        key = layout.data, layout.pipeline, layout.zero, layout.shards
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
@@ -116,12 +137,12 @@ class StepPredictor:
         figures = model.figures
         training = build_training(model, layout)
         graph = with_dtype(model.graph, training.dtype)
-        rank_memory = self.memory / layout.data if model.device == CPU else self.memory
+        rank_memory = self.memory / layout.num_ranks if model.device == CPU else self.memory
         machine: Cluster
         if figures is None:
-            machine = cluster(LIBRARY).with_size(1, layout.data)
+            machine = cluster(LIBRARY).with_size(1, layout.num_ranks)
         else:
-            if layout.data == 1:
+            if layout.num_ranks == 1:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
             local_samples = model.batch // layout.data
             machine = build_machine(
@@ -217,15 +238,16 @@ def build_model(
             "passes: the captured operators by the cost model",
             f"machine: {LIBRARY} of the library, which is not this one; without --no-calibrate it is measured",
         )
-        return ModuleModel(captured, batch, precision, device, None, assumptions)
-    if captured is not None and (not figures.blocks or count_layers(captured) == len(figures.blocks)):
+        return ModuleModel(captured, batch, precision, device, None, True, assumptions)
+    is_captured = captured is not None and (not figures.blocks or count_layers(captured) == len(figures.blocks))
+    if captured is not None and is_captured:
         graph = measure_operators(captured, figures, cluster(LIBRARY).accelerator)
         source = "passes: the captured operators, which together take what the module was measured to"
     else:
         graph = build_block_graph(figures, dtype, "module")
         reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
         source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
-    model = ModuleModel(graph, batch, precision, device, figures, (source,))
+    model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,))
     return replace(model, graph=keep_measured(model, figures))
 
 

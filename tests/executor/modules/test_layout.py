@@ -16,7 +16,7 @@ from meshwise.executor.modules.blocks import list_blocks, recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout
 from meshwise.executor.modules.losses import LossError, read_loss
 from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer, build_scheduler
-from meshwise.executor.modules.step import parallelize
+from meshwise.executor.stages.parallelize import parallelize
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
@@ -197,5 +197,7 @@ def test_a_step_in_a_loop_of_the_users_own_is_that_of_torch() -> None:
         optimizer.zero_grad()
         assert step(batch) == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(module.weight, expected.weight, rtol=1e-5)
-    with pytest.raises(ValueError, match="one rank for each part of the batch, and there are 1, met 2; nearest: 1"):
+    with pytest.raises(
+        ValueError, match="a plan is for all ranks that were started, 1, met data 2, 1 microbatch; nearest: data=1"
+    ):
         parallelize(module, ModuleLayout(2))

@@ -143,6 +143,29 @@ class Spectral(nn.Module):
         return F.mse_loss(self.head(torch.fft.irfft(torch.fft.rfft(x) * self.filter))[:, 0], y)
 
 
+class Woven(nn.Module):
+    """Layers that read early values of all kinds: with gradients, without, indices, and what depends on data alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table = nn.Linear(6, 6), nn.Embedding(6, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.frozen, self.head = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.full((6,), 0.5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        early = F.relu_(self.first(x))
+        choice, still, mask = early.argmax(-1), early.detach() * 2, (x > 0).to(x.dtype)
+        x = early
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale + mask
+        with torch.no_grad():
+            target = self.frozen(early)
+        x += self.table(choice) + still * early + target
+        return F.mse_loss(self.head(x)[:, 0], y)
+
+
 class Outputs(nn.Module):
     """It returns no loss."""
 
@@ -187,6 +210,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "tied": (Tied, words),
     "spectral": (Spectral, floats((8,), ())),
     "outputs": (Outputs, floats((6,))),
+    "woven": (Woven, floats((6,), ())),
 }
 
 

@@ -32,3 +32,15 @@ def test_what_a_run_refuses_is_not_tried() -> None:
 
 def test_ranks_divide_the_batch() -> None:
     assert {layout.data for layout in list_layouts(6, Choices((1, 2, 3, 4)))} == {1, 2, 3}
+
+
+def test_stages_begin_at_blocks() -> None:
+    figures = build_figures()
+    choices = find_choices((2,), figures, 2, is_captured=True)
+    pipelines = [layout for layout in list_layouts(8, choices) if layout.pipeline > 1]
+    # 2, 4 or 8 microbatches, with and without recomputation
+    assert len(pipelines) == 6 and {layout.cuts for layout in pipelines} == {("layers.1",)}
+    for refusal in ({"buffers": 8}, {"whole_batch": "it mixes samples"}):
+        refused = find_choices((2,), build_figures(**refusal), 2, is_captured=True)
+        assert all(layout.pipeline == 1 for layout in list_layouts(8, refused))
+    assert not find_choices((2,), figures, 2).blocks

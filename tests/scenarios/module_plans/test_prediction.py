@@ -94,3 +94,14 @@ def test_reading_takes_as_long_as_samples_need() -> None:
     # a rank that reads its own 4 samples in 0.1 ms takes twice as long for 8; one that reads all takes as long for all
     assert predict("data=1", read_samples=4) == pytest.approx(2 + 8 * 0.5 + ALONE + 0.1, rel=1e-3)
     assert predict("data=2", read_samples=4) == pytest.approx(predict("data=2", read_samples=8))
+
+
+def test_stages_run_at_the_same_time() -> None:
+    # four microbatches of 2 samples take 2 + 1 ms each: 1.9 of 4 parts of it before the cut, 2.1 after it; the slower
+    # stage begins after a forward and ends before a backward of the other
+    words = "data=1,pipeline=2,num_microbatches=4,cuts=layers.1"
+    first, second = 3 * 1.9 / 4, 3 * 2.1 / 4
+    fixed = 0.1 + 0.2 + 0.3 + 0.4 / 2 + 0.6 / 2  # an update of half of the parameters
+    sends = 0.25
+    assert 4 * second + first + fixed <= predict(words) <= 4 * second + first + fixed + (2 * 4 + 2) * sends
+    assert predict(words) < predict("data=1,num_microbatches=4")

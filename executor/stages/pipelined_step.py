@@ -1,0 +1,254 @@
+"""One step of training of a user's module in stages: a pipeline, and data parallelism of every stage.
+
+A rank has the parameters of its own stages only: the user's module loses the others. Passes run in the order of the
+plan on torch's pipeline runtime.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from meshwise.executor.modules.batches import list_tensors, split_evenly
+from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.courses import broadcast_states
+from meshwise.executor.modules.losses import LossError, StepLoss, WeightedLoss, list_batch_norms
+from meshwise.executor.modules.sharding import DTYPES
+from meshwise.executor.modules.states import write_weights
+from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.recording.private_torch import QuietStage, build_runtime
+from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.stages.buckets import GradientBuckets
+from meshwise.executor.stages.cuts import choose_cuts, list_operators
+from meshwise.executor.stages.export import StepGraph, export_step
+from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
+from meshwise.executor.stages.stage import Stage, StageShards, make_examples
+from meshwise.executor.stages.tied import TiedParameters
+from meshwise.strategies.plan.recomputation import Recompute
+
+_MESH = ("pipeline", "replica", "shard")
+CLIP_EPSILON = 1e-6
+"""Added to the norm by which gradients are divided, as in torch's ``clip_grad_norm_``."""
+
+
+class _PipelineStage(QuietStage):
+    """A stage of torch's pipeline that tells its shards, or its buckets, which backward is the last one."""
+
+    buckets: GradientBuckets | None = None
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        """Run one backward pass."""
+        is_last = bool(options["last_backward"])
+        if isinstance(self.submod, StageShards):
+            self.submod.prepare_backward(is_last=is_last)
+        if self.buckets is not None and is_last and options.get("full_backward", True):
+            self.buckets.begin_last()
+        result = super().backward_one_chunk(bwd_chunk_id, *arguments, **options)
+        # the stage's inputs are receive buffers, which would keep their gradients to the end of the step
+        for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:
+            value.grad = None
+        return result
+
+
+class PipelinedStep(TrainingStep):
+    """A step of training of a module in stages; parameters are those of `TrainingStep`.
+
+    Ranks are numbered by stages first: those of one stage, which have samples of their own, follow each other. All
+    stages of a pipeline are called with the same samples.
+    """
+
+    def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
+        """Export the module on the first batch, cut it, and keep this rank's stages."""
+        self._check_loss(batch)
+        broadcast_states(self.module)
+        layout = self.layout
+        if layout.zero:
+            self._require_one_dtype()
+        microbatch = split_evenly(batch, layout.num_microbatches, "microbatches")[0]
+        step = export_step(self.module, self.loss, microbatch)
+        self._require_equal_buffers(step)
+        self._mesh = init_device_mesh(
+            self.device.type, (layout.pipeline, layout.data // layout.shards, layout.shards), mesh_dim_names=_MESH
+        )
+        position = self._mesh["pipeline"].get_local_rank()
+        self._group = self._mesh["pipeline"].get_group()
+        dist.all_reduce(torch.zeros((), device=self.device), group=self._group)  # NCCL needs one among all ranks first
+        actions = layout.actions
+        all_nodes = self._divide(step, actions.num_stages)
+        stage_names = [list_parameter_names(step, nodes.operators) for nodes in all_nodes]
+        self._tied = TiedParameters(stage_names, actions.stage_ranks, position, self._mesh)
+        stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
+        self._input_names = step.inputs
+        self._buckets: dict[int, GradientBuckets] = {}
+        runtime_stages = [self._wrap(place, stage, all_nodes) for place, stage in stages.items()]
+        self._runtime = build_runtime(runtime_stages, actions, self._add_loss, lambda _: None)
+        self._is_first, self._is_last = 0 in stages, actions.num_stages - 1 in stages
+        self._stages = stages
+        self._keep_own(frozenset(chain.from_iterable(stage_names)), frozenset(step.updates), is_first=position == 0)
+        self._step_loss: StepLoss | None = None
+        return self._build_optimizer()
+
+    def _divide(self, step: StepGraph, num_stages: int) -> tuple[StageNodes, ...]:
+        own_blocks = {id(block) for block in list_blocks(self.module)}
+        blocks = frozenset(name for name, part in self.module.named_modules() if id(part) in own_blocks)
+        operators = list_operators(step)
+        cuts = choose_cuts(step, operators, num_stages, self.layout.cuts, blocks)
+        return divide_graph(step, operators, cuts, blocks)
+
+    def _require_equal_buffers(self, step: StepGraph) -> None:
+        """Raise where ranks would have different buffers: each renews them from its own samples."""
+        names = [name for name in step.updates if self.module.get_buffer(name).is_floating_point()]
+        if names and (self.layout.data > 1 or self.layout.num_microbatches > 1):
+            raise LossError(
+                f"buffers of a module in stages are equal on all ranks, met {names[0]}, which forward changes with the "
+                "samples of a rank; nearest: data=1,num_microbatches=1"
+            )
+
+    def _require_whole_statistics(self) -> None:
+        norms = list_batch_norms(self.module)
+        if norms and (self.layout.data > 1 or self.layout.num_microbatches > 1):
+            name, norm = norms[0]
+            raise LossError(
+                f"{name} ({type(norm).__name__}) takes statistics over a batch, which stages divide, met "
+                f"{self.layout.describe()}; nearest: pipeline=1"
+            )
+
+    @property
+    def _boundary_dtype(self) -> torch.dtype | None:
+        """The dtype of floats between stages: shards in 16 bits compute in them, else it is that of the graph."""
+        return DTYPES[self.precision] if self._is_cast and self.layout.zero and self.layout.data > 1 else None
+
+    def _build_stages(self, step: StepGraph, own_nodes: dict[int, StageNodes]) -> dict[int, Stage]:
+        """Return the stages of this rank; a parameter of several of them is copied for all but the first."""
+        parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
+        stages: dict[int, Stage] = {}
+        seen_names: set[str] = set()
+        for place, nodes in own_nodes.items():
+            recompute = self.layout.recompute is not Recompute.NONE
+            stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
+            for name in stages[place].list_parameters():
+                if name not in seen_names:
+                    seen_names.add(name)
+                    original = parameters[name]
+                    parameters[name] = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)
+        return stages
+
+    def _wrap(self, place: int, stage: Stage, all_nodes: Sequence[StageNodes]) -> _PipelineStage:
+        """Return a stage for torch's pipeline, sharded, or with buckets for its gradients."""
+        layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
+        submodule: nn.Module = stage
+        if layout.data > 1 and layout.zero:
+            submodule = StageShards(stage, layout, self._shard_mesh, self.precision)
+        inputs = make_examples(nodes.received, dtype) or (torch.empty(0, device="meta"),)
+        outputs = make_examples(nodes.results or nodes.sent, None if nodes.results else dtype)
+        result = _PipelineStage(
+            submodule, place, len(all_nodes), self.device, input_args=inputs, output_args=outputs, group=self._group
+        )
+        if layout.data > 1 and not layout.zero:
+            trained = [parameter for parameter in stage.list_parameters().values() if parameter.requires_grad]
+            self._buckets[place] = result.buckets = GradientBuckets(trained, self._mesh["replica"].get_group())
+        return result
+
+    @property
+    def _shard_mesh(self) -> DeviceMesh:
+        return self._mesh["shard"] if self.layout.shards == self.layout.data else self._mesh["replica", "shard"]
+
+    def _keep_own(self, read_names: frozenset[str], renewed_names: frozenset[str], *, is_first: bool) -> None:
+        """Give the user's module the parameters of this rank's stages, and none of the others.
+
+        What no stage reads is on the first ranks. A buffer that a stage renews is on the ranks of that stage.
+        """
+        own: dict[str, nn.Parameter] = {}
+        for parameters in reversed(self._list_parameters()):
+            own |= parameters
+        self._state_names = tuple(self.module.state_dict())
+        first_names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        for name, parameter in list(self.module.named_parameters(remove_duplicate=False)):
+            first_name = first_names[id(parameter)]
+            is_idle = first_name not in read_names and is_first
+            owner, _, attribute = name.rpartition(".")
+            self.module.get_submodule(owner)._parameters[attribute] = parameter if is_idle else own.get(first_name)
+        renewed = {id(buffer) for stage in self._stages.values() for buffer in stage.updates.values()}
+        for name in renewed_names:
+            owner, _, attribute = name.rpartition(".")
+            if id(self.module.get_buffer(name)) not in renewed:
+                self.module.get_submodule(owner)._buffers[attribute] = None
+
+    def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss) -> None:
+        self._step_loss = step_loss
+        columns = zip(*(list_tensors(microbatch) for microbatch in microbatches), strict=True)
+        tensors = dict(zip(self._input_names, map(torch.cat, columns), strict=True))
+        first = (next(iter(tensors.values())),) if self._is_first else ()
+        target = next(iter(tensors.values())) if self._is_last else None
+        losses: list[Tensor] | None = [] if self._is_last else None
+        is_cast = self._is_cast and self._boundary_dtype is None
+        with torch.autocast(self.device.type, DTYPES[self.precision], enabled=is_cast):
+            self._runtime.step(*first, target=target, losses=losses, return_outputs=False, **tensors)
+
+    def _add_loss(self, outputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
+        """Add the loss of a microbatch on the last stage."""
+        assert self._step_loss is not None
+        return self._step_loss.add(WeightedLoss(*outputs))
+
+    def _finish_gradients(self, factor: float) -> None:
+        for buckets in self._buckets.values():
+            buckets.finish()
+        self._tied.sum_gradients(self._list_parameters())
+        gradients = {  # of several copies on this rank the first one's, which the optimizer steps
+            name: to_local(parameter.grad)
+            for parameters in reversed(self._list_parameters())
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        if factor != 1.0:
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+        if self.max_norm is not None:
+            counted = [gradient for name, gradient in gradients.items() if self._tied.is_counted(name)]
+            factor = min(self.max_norm / (self._measure_norm(counted) + CLIP_EPSILON), 1.0)
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+
+    def _measure_norm(self, gradients: Sequence[Tensor]) -> float:
+        """Return the norm of all gradients of the module, of which this rank has some."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for gradient in gradients:
+            total += gradient.double().square().sum()
+        if self.layout.zero and self.layout.data > 1:
+            dist.all_reduce(total, group=self._mesh["shard"].get_group())
+        dist.all_reduce(total, group=self._group)
+        return math.sqrt(float(total))
+
+    def _list_parameters(self) -> list[dict[str, nn.Parameter]]:
+        return [stage.list_parameters() for stage in self._stages.values()]
+
+    def _end_update(self) -> None:
+        stage_parameters = self._list_parameters()
+        self._tied.copy_updates(stage_parameters)
+        for parameters in stage_parameters:
+            for parameter in parameters.values():
+                parameter.grad = None
+
+    def export(self, folder: str | Path) -> Path | None:
+        """Write the whole weights, gathered from all stages, from rank 0; ``None`` on other ranks."""
+        own = {
+            name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+            for name, tensor in self.module.state_dict().items()
+        }
+        if self.data_rank:
+            return None
+        parts: list[Any] | None = [None] * self.layout.pipeline if self.rank == 0 else None
+        dist.gather_object(own, parts, dst=0, group=self._group)
+        if parts is None:
+            return None
+        found = {name: tensor for part in reversed(parts) for name, tensor in part.items()}
+        return write_weights(Path(folder), {name: found[name] for name in self._state_names})
