@@ -56,6 +56,16 @@ def find_choices(
     )
 
 
+def list_refusals(figures: ModuleFigures) -> Iterator[str]:
+    """Yield what is not tried because the first batch has shown that a run would refuse it, with the reason."""
+    if figures.whole_batch:
+        yield f"not tried: ranks and microbatches that divide the batch, as {figures.whole_batch}"
+    elif figures.whole_microbatch:
+        yield f"not tried: microbatches, as {figures.whole_microbatch}"
+    if figures.whole_states and not figures.whole_batch:
+        yield f"not tried: ZeRO, as {figures.whole_states}"
+
+
 def list_layouts(batch: int, choices: Choices) -> Iterator[ModuleLayout]:
     """Yield every layout of a batch: without recomputation, stages, shards and microbatches first.
 

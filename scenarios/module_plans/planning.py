@@ -18,7 +18,7 @@ from meshwise.executor.recording.rank_files import make_teller, read_errors
 from meshwise.executor.user_training.figures import ModuleFigures, figures_file
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import WORKER
-from meshwise.scenarios.module_plans.layouts import Choices, find_choices, list_layouts
+from meshwise.scenarios.module_plans.layouts import Choices, find_choices, list_layouts, list_refusals
 from meshwise.scenarios.module_plans.prediction import (
     ModuleModel,
     Prediction,
@@ -159,7 +159,8 @@ def choose(
     if not best.fits:
         best, *others = sorted(predictions, key=lambda prediction: prediction.peak_memory)
     runner_up = others[0] if others else None
-    return PlannedRun(best.layout, best, runner_up, len(predictions), tokens, model.assumptions)
+    refusals = () if model.figures is None else tuple(list_refusals(model.figures))
+    return PlannedRun(best.layout, best, runner_up, len(predictions), tokens, (*model.assumptions, *refusals))
 
 
 def _describe_numbers(choices: Choices) -> str:

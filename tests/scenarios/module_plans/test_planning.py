@@ -40,6 +40,18 @@ def test_slow_messages_leave_one_rank() -> None:
     assert choose(build(collectives=slow), None, [1, 2]).layout == ModuleLayout()
 
 
+def test_what_is_not_tried_is_told_with_its_reason() -> None:
+    planned = choose(build(whole_batch="samples are compared"), None, [1, 2])
+    assert planned.layout.data == 1 and planned.num_plans == 2  # with and without recomputation
+    assert planned.assumptions[1:] == (
+        "not tried: ranks and microbatches that divide the batch, as samples are compared",
+    )
+    statistics, states = choose(build(whole_microbatch="a norm", whole_states="two dtypes"), None, [1, 2]).assumptions[
+        1:
+    ]
+    assert statistics == "not tried: microbatches, as a norm" and states == "not tried: ZeRO, as two dtypes"
+
+
 def test_a_plan_that_does_not_fit_is_not_chosen() -> None:
     model = build()
     whole = StepPredictor(model).predict(ModuleLayout()).peak_memory
