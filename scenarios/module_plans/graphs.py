@@ -162,11 +162,15 @@ EXTRA = "kept"
 """Name of the tensor of `keep_more`."""
 
 
-def keep_more(graph: OperatorGraph, size: float) -> OperatorGraph:
-    """Return a graph whose first operator keeps so many bytes a sample more for backward: through both passes."""
+def keep_more(graph: OperatorGraph, size: float, *, at_end: bool = False) -> OperatorGraph:
+    """Return a graph whose first operator keeps so many bytes a sample more for backward: through both passes.
+
+    With ``at_end`` the last block does, of which a pipeline has one microbatch at a time.
+    """
     if round(size) < 1:
         return graph
-    first = next((block for block in graph.blocks if not block.layer), graph.blocks[0])
+    blocks = graph.blocks[::-1] if at_end else graph.blocks
+    first = next((block for block in blocks if not block.layer), blocks[0])
     operator, *operators = first.operators
     changed = replace(
         first,

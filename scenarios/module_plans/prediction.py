@@ -23,6 +23,7 @@ from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
 from meshwise.strategies.cost_model import SimulatedCost
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 
 FRAMEWORK = "execute"
@@ -58,6 +59,8 @@ class ModuleModel:
         What was measured of it; ``None`` for a machine of the library.
     is_captured
         Whether the graph is the captured one.
+    kept
+        Bytes a sample that are needed besides what the graph keeps.
     assumptions
         What the prediction rests on, a line each.
     """
@@ -69,6 +72,7 @@ class ModuleModel:
     figures: ModuleFigures | None
     is_captured: bool
     assumptions: tuple[str, ...]
+    kept: float = 0.0
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
 
@@ -89,10 +93,23 @@ class StepPredictor:
         ValueError
             Where the layout breaks a rule of plans, as that the batch divides.
         """
+        cost, local_samples = self._find_cost(layout), self.model.batch // layout.data
+        plan = self._complete(cost.problem, layout)
+        figures, problem = self.model.figures, cost.problem
+        update = 0.0 if figures is None else count_update_bytes(figures, layout, problem.training, local_samples)
+        peak = max(cost.peak_memory(plan), update)
+        fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
+        return Prediction(layout, cost.step_time(plan), peak, fits)
+
+    def predict_passes(self, layout: ModuleLayout) -> float:
+        """Return the peak in bytes without temporary tensors of the optimizer."""
         cost = self._find_cost(layout)
+        return cost.peak_memory(self._complete(cost.problem, layout))
+
+    def _complete(self, problem: Problem, layout: ModuleLayout) -> Plan:
         local_samples = self.model.batch // layout.data
-        plan = complete(
-            cost.problem,
+        return complete(
+            problem,
             Layout(
                 data=layout.data,
                 microbatch=max(local_samples // layout.num_microbatches, 1),
@@ -106,11 +123,6 @@ class StepPredictor:
                 stages=self._find_stages(layout),
             ),
         )
-        figures, problem = self.model.figures, cost.problem
-        update = 0.0 if figures is None else count_update_bytes(figures, layout, problem.training, local_samples)
-        peak = max(cost.peak_memory(plan), update)
-        fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
-        return Prediction(layout, cost.step_time(plan), peak, fits)
 
     def _find_stages(self, layout: ModuleLayout) -> str | tuple[int, ...]:
         """Return the number of layers of every stage; ``balanced`` where the layout leaves cuts open."""
@@ -136,7 +148,8 @@ class StepPredictor:
         model = self.model
         figures = model.figures
         training = build_training(model, layout)
-        graph = with_dtype(model.graph, training.dtype)
+        kept_graph = keep_more(model.graph, model.kept, at_end=layout.pipeline > 1)
+        graph = with_dtype(kept_graph, training.dtype)
         rank_memory = self.memory / layout.num_ranks if model.device == CPU else self.memory
         machine: Cluster
         if figures is None:
@@ -248,18 +261,18 @@ def build_model(
         reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
         source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
     model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,))
-    return replace(model, graph=keep_measured(model, figures))
+    return replace(model, kept=find_kept(model, figures))
 
 
-def keep_measured(model: ModuleModel, figures: ModuleFigures) -> OperatorGraph:
-    """Return the graph of a model that keeps for backward what makes its peak in one process the measured one."""
+def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:
+    """Return the bytes a sample that make the peak of passes in one process the measured one; at least 0."""
     samples = figures.samples[1]
     single = replace(model, batch=samples)
     elements = sum(prod(shape) for shape in list_shapes(figures))
     itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
     measured = elements * itemsize + figures.state + figures.buffers + figures.batch * samples + figures.peak
-    predicted = StepPredictor(single).predict(ModuleLayout()).peak_memory
-    return keep_more(model.graph, (measured - predicted) / samples)
+    predicted = StepPredictor(single).predict_passes(ModuleLayout())
+    return max(measured - predicted, 0.0) / samples
 
 
 def find_fastest(predictions: Sequence[Prediction]) -> list[Prediction]:

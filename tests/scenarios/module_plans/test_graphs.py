@@ -49,3 +49,5 @@ def test_more_is_kept_through_both_passes() -> None:
     first, *others = keep_more(graph, 1024).blocks
     assert first.tensor["kept"].nbytes == 1024 and first.operators[0].saved[-1] == "kept"
     assert tuple(others) == graph.blocks[1:] and keep_more(graph, -5) == graph
+    at_end = keep_more(graph, 1024, at_end=True)
+    assert at_end.blocks[:-1] == graph.blocks[:-1] and at_end.blocks[-1].tensor["kept"].nbytes == 1024
