@@ -13,9 +13,11 @@ References
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -175,6 +177,20 @@ def detach_saved(tensor: Tensor) -> Tensor:
     keeps what the hook returned. Where autograd does not free the graph, as in a backward in two parts, nothing would.
     """
     return tensor.detach() if tensor.grad_fn is not None else tensor
+
+
+@contextmanager
+def trust_causal_hints() -> Iterator[None]:
+    """Have ``nn.Transformer`` not look into masks, whether they are causal: an export has no numbers to look at.
+
+    A mask that it does not know to be causal is applied as any other is.
+    """
+    with patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", _read_hint):
+        yield
+
+
+def _read_hint(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return bool(is_causal)
 
 
 def wait_collective(tensor: Tensor) -> Tensor:

@@ -17,10 +17,14 @@ from meshwise.executor.capture.program import DataDetachMode, explain_error, inl
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line, prefix_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors
 from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+from meshwise.executor.recording.private_torch import trust_causal_hints
 from meshwise.executor.recording.rank_files import UserError
 
 _MODULE = "module"
 """The attribute of `LossModule` that is the user's module, before the names of its parameters."""
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class ExportError(UserError):
@@ -96,7 +100,7 @@ def export_step(module: nn.Module, loss: LossFunction | None, batch: Any) -> Ste
     """
     wrapper = LossModule(module, loss, batch)
     try:
-        with silence_torch(), DataDetachMode():
+        with silence_torch(), DataDetachMode(), trust_causal_hints():
             program = torch.export.export(wrapper, tuple(list_tensors(batch)), strict=False)
             inline_blocks(program.graph_module)
             program = program.run_decompositions({})
@@ -145,6 +149,9 @@ def _read_program(program: Any, module: nn.Module) -> StepGraph:
     for node in list(graph.nodes):
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph.erase_node(node)
+        if node.op == "call_function" and node.target in _VIEWS:
+            # strides of a kernel's results may be others than those with which the graph was made
+            node.target = torch.ops.aten.reshape.default
     graph.eliminate_dead_code()
     _require_sizes(graph)
     trained = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)

@@ -197,7 +197,5 @@ def test_a_step_in_a_loop_of_the_users_own_is_that_of_torch() -> None:
         optimizer.zero_grad()
         assert step(batch) == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(module.weight, expected.weight, rtol=1e-5)
-    with pytest.raises(
-        ValueError, match="a plan is for all ranks that were started, 1, met data 2, 1 microbatch; nearest: data=1"
-    ):
+    with pytest.raises(ValueError, match=r"for all ranks that were started, 1, met data 2, .*; nearest: data=1"):
         parallelize(module, ModuleLayout(2))
