@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from meshwise.executor.modules.step import parallelize
+from meshwise.executor.stages.parallelize import parallelize
 from meshwise.executor.user_training.step_memory import StepMemory, count_resident_bytes
 
 
