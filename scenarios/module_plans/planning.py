@@ -85,7 +85,9 @@ def _compare(slower: float, faster: float) -> str:
 
 def count_processes(device: str) -> int:
     """Return the ranks that this machine has devices for: its GPUs, or the cores that this process may use."""
-    return max(count_gpus(), 1) if device == CUDA else len(os.sched_getaffinity(0))
+    if device == CUDA:
+        return max(count_gpus(), 1)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def plan_run(
