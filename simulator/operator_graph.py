@@ -84,6 +84,23 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredTime:
+    """Seconds that an operator took on a machine, in place of a model of its kernels: ``(fixed, per sample)``.
+
+    >>> MeasuredTime(forward=(1.0, 0.5), backward=(2.0, 1.0)).compute(4, backward=True)
+    6.0
+    """
+
+    forward: tuple[float, float]
+    backward: tuple[float, float]
+
+    def compute(self, samples: int, *, backward: bool) -> float:
+        """Return the seconds of a pass with so many samples."""
+        fixed, per_sample = self.backward if backward else self.forward
+        return fixed + per_sample * samples
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """One operator of the network.
 
@@ -114,6 +131,8 @@ class Operator:
         concatenation over parts of them.
     popularity
         Zipf exponent of how often the rows of a table are looked up; 0 where all are looked up as often.
+    measured
+        What it took on the one machine that the graph is for; ``None`` for the time by the model of its kind.
     """
 
     name: str
@@ -132,6 +151,7 @@ class Operator:
     kernel: str = ""
     uncut: tuple[str, ...] = ()
     popularity: float = 0.0
+    measured: MeasuredTime | None = None
 
     __repr__ = brief_repr()
 

@@ -62,7 +62,7 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     num_figures = (
         2 * (len(MATMULS) + len(GRADIENTS) + len(ATTENTIONS)) + len(KINDS) + 4 + 4 * len(sizes) * len(MESSAGES)
     )
-    measure = partial(_measure_median, share=seconds / num_figures)
+    measure = partial(measure_median, share=seconds / num_figures)
     result: dict[str, Any] = {"matmul": {}, "kinds": {}, "collectives": []}
     for name, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
         note(f"matrix products in {name}")
@@ -82,34 +82,35 @@ def measure_all(seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
     for kind, prepare in KINDS.items():
         note(kind)
         result["kinds"][kind] = measure(prepare())
-    measure_mean = partial(_measure_mean, share=seconds / num_figures)
+    measure_message = partial(measure_mean, share=seconds / num_figures)
     for size in sizes:
         note(f"collectives of {size} ranks")
-        result["collectives"] += _measure_collectives(size, measure_mean)
+        result["collectives"] += measure_collectives(size, measure_message)
     return result
 
 
-def _measure_median(run: Run, share: float) -> float:
+def measure_median(run: Run, share: float) -> float:
     """Return the median seconds of ``run``, repeated for about ``share`` seconds, equally often on every rank."""
-    return median(_measure_times(run, share))
+    return median(measure_times(run, share))
 
 
-def _measure_mean(run: Run, share: float) -> float:
+def measure_mean(run: Run, share: float) -> float:
     """Return the mean seconds of ``run`` after some work that ranks do not end at the same moment.
 
     A training step reaches a collective in the same way, and pays for the wait and for waking up as well. It is the
     mean and not the median, because a step is a sum of many collectives.
     """
     a = torch.ones(PAUSE_SIZE, PAUSE_SIZE)
-    return fmean(_measure_times(run, share, interlude=lambda: a @ a))
+    return fmean(measure_times(run, share, interlude=lambda: a @ a))
 
 
-def _measure_times(run: Run, share: float, interlude: Run = lambda: None) -> list[float]:
+def measure_times(run: Run, share: float, interlude: Run = lambda: None, least: int = REPETITIONS[0]) -> list[float]:
+    """Return the seconds of every run of several that take about ``share`` seconds, ``least`` at least."""
     run()
     dist.barrier()
     start = perf_counter()
     run()
-    min_runs, max_runs = REPETITIONS
+    min_runs, max_runs = least, REPETITIONS[1]
     # all ranks repeat as often as rank 0: a collective needs every one of them
     num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), min_runs), max_runs))
     dist.broadcast(num_runs, 0)
@@ -161,13 +162,13 @@ def _build_recomputed_layer() -> Run:
 def _build_sharded_layer() -> Run:
     """Return both passes of the tiny layer with products on distributed tensors, over a mesh of this rank alone."""
     layer = Layer(TINY_MODEL)
-    parallelize_module(layer, _build_own_mesh(), layer_plan(Replicate()))
+    parallelize_module(layer, build_own_mesh(), layer_plan(Replicate()))
     return _build_passes(layer, _draw_tensor(1, 2, TINY_MODEL.hidden), *layer.parameters())
 
 
 def _build_sharded_unit() -> Run:
     """Return both passes of the tiny layer as a unit of ``fully_shard``, over a mesh of this rank alone."""
-    layer: Any = fully_shard(Layer(TINY_MODEL), mesh=_build_own_mesh())
+    layer: Any = fully_shard(Layer(TINY_MODEL), mesh=build_own_mesh())
     source = _draw_tensor(1, 2, TINY_MODEL.hidden)
     gradient = torch.ones_like(source)
 
@@ -178,9 +179,10 @@ def _build_sharded_unit() -> Run:
     return run
 
 
-def _build_own_mesh() -> DeviceMesh:
+def build_own_mesh(device: str = "cpu") -> DeviceMesh:
+    """Return a mesh of this rank alone."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-    return DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
+    return DeviceMesh.from_group(groups[dist.get_rank()], device)
 
 
 def _time_passes(measure: Measure, function: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[float, float]:
@@ -275,7 +277,7 @@ KINDS: dict[str, Callable[[], Run]] = {
 }
 
 
-def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, int, float]]:
+def measure_collectives(size: int, measure: Measure, device: str = "cpu") -> list[tuple[str, int, int, float]]:
     """Return (collective, ranks, bytes, seconds), measured in all groups of ``size`` neighbouring ranks at once.
 
     Ranks outside these groups only take part in the barriers.
@@ -287,7 +289,7 @@ def _measure_collectives(size: int, measure: Measure) -> list[tuple[str, int, in
     is_member = rank // size < len(groups)
     rows = []
     for nbytes in MESSAGES:
-        runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, "cpu") if is_member else {}
+        runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, device) if is_member else {}
         for name in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if size == 2 else [])):
             seconds = measure(runs.get(name, _do_nothing))
             if is_member:

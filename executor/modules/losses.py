@@ -95,6 +95,12 @@ def compute_loss(
     return result
 
 
+def compute_own_loss(module: nn.Module, batch: Any, loss: LossFunction | None) -> WeightedLoss:
+    """Return the loss of a batch that is a whole step, with its own number of labels where forward takes that."""
+    num_items = count_labels(module, batch) if takes_num_items(module) and loss is None else None
+    return compute_loss(module, batch, loss, num_items=num_items)
+
+
 def measure_loss(module: nn.Module, batch: Any, *, loss: LossFunction | None) -> dict[str, Any]:
     """Return the loss of a batch as a figure of an evaluation, weighted by labels where it is a mean over them."""
     num_items = count_labels(module, batch) if loss is None and takes_num_items(module) else None

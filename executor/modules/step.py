@@ -142,6 +142,11 @@ class TrainingStep:
         """Return the loss of a step on a global batch, of which this rank takes its part."""
         return self(split_evenly(batch, self.layout.data, "data ranks")[self.data_rank])
 
+    @property
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """The optimizer's states of every parameter; none before the first step."""
+        return [] if self._trained is None else list(self._trained[0].state.values())
+
     def save(self, folder: str | Path) -> Path:
         """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
         if self._trained is None:

@@ -60,7 +60,7 @@ class TrainRun:
     parameters, blocks
         Elements of the module's parameters, and its number of blocks.
     peak_memory
-        Most bytes of tensors on a GPU; ``None`` on cores.
+        Most bytes of tensors on the device of a rank: on cores those of one step, ``None`` in runs of few steps.
     host_memory
         Most bytes that a rank's process held in main memory.
     """

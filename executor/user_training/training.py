@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,9 +20,8 @@ from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, count_tokens, to_double
 from meshwise.executor.modules.blocks import list_blocks
-from meshwise.executor.modules.calls import count_labels, takes_num_items
 from meshwise.executor.modules.evaluation import EvaluationBatch
-from meshwise.executor.modules.losses import compute_loss
+from meshwise.executor.modules.losses import compute_own_loss
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import KeepDouble, drop_nothing, turn_to_double
 from meshwise.executor.modules.states import StatesError
@@ -32,6 +32,7 @@ from meshwise.executor.stages.parallelize import make_step
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
+from meshwise.executor.user_training.step_memory import FEWEST_STEPS, RECORDED_STEP, StepMemory
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
@@ -94,6 +95,9 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     heartbeat.beat("data")
     batches = open_batches(job, user_file, rank % job.layout.data, job.layout.data, first_step)
     is_asked = stop.ask_all(accelerator.device)
+    step_memory = StepMemory()
+    is_recorded = accelerator.read_memory() is None and job.steps - first_step >= FEWEST_STEPS
+    recorded_step = first_step + RECORDED_STEP if is_recorded else -1
     with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
         for number in range(first_step, job.steps):
             if is_asked:
@@ -103,7 +107,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             start = time.perf_counter()
             batch = next_batch(batches, user_file, number)
             heartbeat.beat("step")
-            loss = run_step(step, batch, user_file)
+            with step_memory.record(step, batch) if number == recorded_step else nullcontext():
+                loss = run_step(step, batch, user_file)
             accelerator.synchronise()
             row: dict[str, Any] = {
                 "step": number,
@@ -129,6 +134,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     memory = accelerator.read_memory()
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
+    usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
     facts_file(folder, rank).write_text(json.dumps(facts | usage))
 
 
@@ -271,9 +277,8 @@ def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dic
     largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = to_double(next_batch(batches, user_file, number))
-        num_items = count_labels(module, batch) if takes_num_items(module) and user_file.loss is None else None
         with KeepDouble():
-            value = compute_loss(module, batch, user_file.loss, num_items=num_items).mean
+            value = compute_own_loss(module, batch, user_file.loss).mean
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.grad.numel():

@@ -1,5 +1,6 @@
 """``meshwise train``: train a user's own module on his data under a plan. It runs the user's code."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
 
 STEPS = 100
+SEARCH = "search"
 PRECISIONS = ("fp32", "bf16", "fp64")
 
 
@@ -49,13 +51,13 @@ def train(
         str | None,
         typer.Option(
             metavar="PLAN",
-            help="A plan file, or words such as data=4,zero=3,num_microbatches=2,recompute=full; by default data "
-            "parallelism over all processes.",
+            help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, or search, the default: "
+            "what the simulator predicts to be fastest here.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default those of the plan, else one, or one a GPU.")
+        int | None, typer.Option(min=1, help="Processes; by default those of the plan, else up to one a core or GPU.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step, instead of BATCH of the file.")] = None,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}; bf16 has fp32 main weights.")] = "fp32",
@@ -74,12 +76,21 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in --out, under any plan.")] = False,
     replace: Annotated[bool, typer.Option(help="Remove the checkpoints of an earlier run in --out.")] = False,
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
+    calibrate: Annotated[
+        bool, typer.Option(help="Measure the module for some seconds beforehand, from which steps are predicted.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."""
+    """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute.
+
+    Without a plan one is searched for.
+    """
+    from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.user_training.job import TrainJob
     from meshwise.executor.user_training.run import train as run_training  # so that help works without torch
     from meshwise.executor.user_training.stopping import StoppedError
+    from meshwise.scenarios.module_plans.plan_files import write_plan
+    from meshwise.scenarios.module_plans.planning import plan_run
 
     if precision not in PRECISIONS:
         raise ValueError(f"--precision: {', '.join(PRECISIONS)}, met {precision}; nearest: bf16")
@@ -87,11 +98,11 @@ def train(
         raise ValueError(f"--learning-rate and --clip are above 0, met {learning_rate:g} and {clip}")
     path, texts = _find_source(files or [], hf, text or [], sequence, evaluation_text)
     check_device(device)
-    layout = _choose_layout(plan, processes, device)
+    layout = _read_layout(plan, processes, device)
     target = make_folder(out)
     job = TrainJob(
         str(path),
-        layout,
+        layout or ModuleLayout(processes or 1),
         steps,
         batch=batch,
         precision=precision,
@@ -108,7 +119,15 @@ def train(
 
         job = prepare_job(job, texts, evaluation_text or [], sequence, target)
     ticker = Ticker()
-    note(f"{layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
+    try:
+        planned = plan_run(job, layout=layout, processes=processes, calibrates=calibrate, report=ticker)
+    finally:
+        ticker.clear()
+    job = dataclasses.replace(job, layout=planned.layout)
+    write_plan(planned, target)
+    for line in (*planned.assumptions, *planned.list_reasons()):
+        note(line)
+    note(f"{planned.layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
     progress = Follower(ticker, steps)
     try:
         run = run_training(
@@ -120,7 +139,7 @@ def train(
         raise typer.Exit(stop.code) from stop
     finally:
         ticker.clear()
-    tell_run(run, as_json=as_json)
+    tell_run(run, planned, as_json=as_json)
 
 
 def _find_source(
@@ -143,15 +162,16 @@ def _find_source(
     return find_folder(hf), [*texts, *files]
 
 
-def _choose_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout":
-    """Return the layout of a plan file, of words, or of so many processes: by default one, or one a GPU."""
-    from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
+def _read_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout | None":
+    """Return the layout of a plan file or of words; ``None`` where one is searched for."""
+    from meshwise.executor.modules.layout import ModuleLayout, parse_layout
+    from meshwise.scenarios.module_plans.plan_files import read_layout
 
+    if plan is None or plan == SEARCH:
+        return None
     default = ModuleLayout(processes or (max(count_gpus(), 1) if device == CUDA else 1))
-    if plan is None:
-        return default
     is_words = "=" in plan and not Path(plan).exists()
-    layout = parse_layout(plan, default) if is_words else find_module_layout(read_plan(Path(plan)))
+    layout = parse_layout(plan, default) if is_words else read_layout(Path(plan))
     if processes is not None and layout.num_ranks != processes:
         nearest = layout.num_ranks
         raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")

@@ -1,14 +1,17 @@
 """What ``meshwise train`` tells of a run: its progress, and its measurements at the end."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshwise.executor.device import CPU
 from meshwise.scenarios.console import Ticker, emit, note, print_rows
 from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from meshwise.executor.user_training.log import StepRow
     from meshwise.executor.user_training.run import TrainRun
+    from meshwise.scenarios.module_plans.planning import PlannedRun
 
 RECENT = 20
 """Steps whose mean seconds say how long the rest takes."""
@@ -70,28 +73,32 @@ def describe_figures(figures: dict[str, float]) -> str:
     return "evaluation " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items())
 
 
-def tell_run(run: "TrainRun", *, as_json: bool) -> None:
-    """Print a run."""
+def tell_run(run: "TrainRun", planned: "PlannedRun", *, as_json: bool) -> None:
+    """Print a run with its prediction."""
     if as_json:
-        emit(to_json(run))
+        emit(to_json(run, planned))
     else:
-        _print_run(run)
+        _print_run(run, planned)
 
 
-def to_json(run: "TrainRun") -> dict[str, Any]:
-    """Return a run as JSON-ready data."""
-    difference = run.difference
+def to_json(run: "TrainRun", planned: "PlannedRun") -> dict[str, Any]:
+    """Return a run with its prediction as JSON-ready data."""
+    difference, prediction = run.difference, planned.prediction
     return {
         "plan": run.job.layout.to_json(),
         "first_step": run.first_step,
         "loss": list(run.losses),
         "evaluation": [{"step": row.step} | row.evaluation for row in run.evaluations],
         "step_time": run.step_time,
+        "predicted_step_time": None if prediction is None else prediction.step_time,
         "samples_per_second": run.samples / run.step_time,
         "tokens_per_second": None if run.tokens is None else run.tokens / run.step_time,
         "parameters": run.parameters,
         "blocks": run.blocks,
         "peak_memory": run.peak_memory,
+        "predicted_peak_memory": None if prediction is None else prediction.peak_memory,
+        "plans": planned.num_plans,
+        "assumptions": list(planned.assumptions),
         "host_memory": run.host_memory,
         "verify": None
         if difference is None
@@ -106,8 +113,14 @@ def to_json(run: "TrainRun") -> dict[str, Any]:
     }
 
 
-def _print_run(run: "TrainRun") -> None:
-    difference = run.difference
+def _compare(predicted: float, measured: float | None, describe: Callable[[float], str]) -> str:
+    """Return a predicted figure with its error."""
+    error = "" if measured is None else f", {predicted / measured - 1:+.1%}".replace("%", " %")
+    return f"{describe(predicted)}{error}"
+
+
+def _print_run(run: "TrainRun", planned: "PlannedRun") -> None:
+    difference, prediction = run.difference, planned.prediction
     first_loss, last_loss, last_step = run.losses[0], run.losses[-1], run.first_step + len(run.losses)
     rate = describe_rate(run.samples, run.tokens, run.step_time)
     rows = [
@@ -119,10 +132,15 @@ def _print_run(run: "TrainRun") -> None:
             for row in run.evaluations[-1:]
         ),
         ("step time", f"{format_time(run.step_time)} (median), {rate}"),
-        ("memory of a process", format_size(run.host_memory)),
     ]
+    if prediction is not None:
+        rows.append(("predicted step time", _compare(prediction.step_time, run.step_time, format_time)))
+    where = "of tensors of a process" if run.job.device == CPU else "of tensors on a device"
     if run.peak_memory is not None:
-        rows.append(("peak memory of a device", format_size(run.peak_memory)))
+        rows.append(("peak memory", f"{format_size(run.peak_memory)} {where}"))
+    if prediction is not None:
+        rows.append(("predicted memory", _compare(prediction.peak_memory, run.peak_memory, format_size)))
+    rows.append(("memory of a process", f"{format_size(run.host_memory)}, with Python and torch"))
     if difference is not None:
         rows.append(
             (

@@ -28,7 +28,7 @@ from meshwise.simulator.machine.kernels import (
     soft_roofline,
     streaming_time,
 )
-from meshwise.simulator.operator_graph import GATES, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
+from meshwise.simulator.operator_graph import BATCH, GATES, ITEMSIZE, SEQUENCE, Block, Operator, OperatorKind, Tensor
 
 PRODUCTS = frozenset(
     {OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION}
@@ -147,6 +147,8 @@ def operator_time(
     """
     if operator.kind is OperatorKind.VIEW:
         return 0.0
+    if operator.measured is not None:
+        return operator.measured.compute(sizes.get(BATCH, 1), backward=direction is Pass.BACKWARD)
     sizes = _with_imbalance(operator, sizes)
     if operator.kind in PRODUCTS:
         product = _Product(accelerator, block, operator, sizes, quantised)

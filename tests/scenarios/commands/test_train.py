@@ -32,23 +32,41 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_run_and_its_continuation(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", file, "--plan", "data=2,zero=1", "--steps", "3", "--verify", "--json"]) == 0
+    options = ["--no-calibrate", "--processes", "1"]
+    words = ["--plan", "data=2,zero=1", "--no-calibrate"]
+    assert run(["train", file, *words, "--steps", "3", "--verify", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["verify"]["equal"] and first["plan"]["zero"] == 1 and len(first["loss"]) == 3
-    assert run(["train", file, "--steps", "5", "--resume", "--checkpoint-every", "1", "--json"]) == 0
+    assert run(["train", file, "--steps", "5", "--resume", "--checkpoint-every", "1", "--json", *options]) == 0
     rest = json.loads(capsys.readouterr().out)
     assert rest["first_step"] == 3 and len(rest["loss"]) == 2
     names = sorted(path.name for path in Path("meshwise-train/checkpoints").iterdir())
     assert names == ["step-00000003", "step-00000004", "step-00000005"]
-    assert run(["train", file, "--steps", "6", "--resume"]) == 0
+    assert run(["train", file, "--steps", "6", "--resume", *options]) == 0
     text = capsys.readouterr().out
     assert "3 parameters, 0 blocks" in text and "at step 5" in text
-    assert run(["train", file, "--steps", "2"]) == 2
+    assert run(["train", file, "--steps", "2", *options]) == 2
     assert "met step-00000006 in meshwise-train/checkpoints; nearest: --resume or --replace" in capsys.readouterr().err
-    assert run(["train", file, "--steps", "2", "--replace", "--learning-rate", "0.5"]) == 0
+    assert run(["train", file, "--steps", "2", "--replace", "--learning-rate", "0.5", *options]) == 0
     assert [path.name for path in Path("meshwise-train/checkpoints").iterdir()] == ["step-00000002"]
     rows = [json.loads(line) for line in Path("meshwise-train/metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["learning_rate"]) for row in rows] == [(0, 0.5), (1, 0.5)]
+
+
+def test_a_searched_plan_runs_beside_its_prediction_and_is_read_again(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", file, "--steps", "6", "--processes", "2", "--out", "first", "--json"]) == 0
+    output = capsys.readouterr()
+    first = json.loads(output.out)
+    assert first["plan"]["data"] == 2 and first["plans"] == 4 * 2  # ZeRO 0 to 3, and 1 or 2 microbatches
+    assert first["predicted_step_time"] > 0 and first["tokens_per_second"] is None
+    # 3 parameters of 4 bytes with gradients and two moments at least
+    assert min(first["predicted_peak_memory"], first["peak_memory"]) > 3 * 4 * 3
+    assert "fastest of" in output.err and "% slower" in output.err and "passes: " in output.err
+    assert run(["train", file, "--steps", "6", "--plan", "first/plan.json", "--no-calibrate"]) == 0
+    text = capsys.readouterr().out
+    assert "predicted step time" in text and "predicted memory" in text
 
 
 @pytest.mark.parametrize(
@@ -76,7 +94,7 @@ def test_a_run_and_its_continuation(file: str, capsys: pytest.CaptureFixture[str
 def test_bad_input_is_one_message(
     arguments: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", *arguments, "--steps", "2"]) == 2
+    assert run(["train", *arguments, "--steps", "2", "--no-calibrate"]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
 
@@ -109,6 +127,6 @@ def test_figures_of_an_evaluation_are_over_all_samples(file: str, capsys: pytest
 
 def test_a_fault_in_the_users_code_is_told_with_its_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(file).write_text(FILE.replace("outputs.square().mean()", "outputs.sqare().mean()"))
-    assert run(["train", file, "--plan", "data=2", "--steps", "2"]) == 2
+    assert run(["train", file, "--plan", "data=2", "--steps", "2", "--no-calibrate"]) == 2
     error = capsys.readouterr().err
     assert "mine.py:12: AttributeError: 'Tensor' object has no attribute 'sqare'" in error and "Traceback" not in error

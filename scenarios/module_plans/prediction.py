@@ -1,0 +1,280 @@
+"""Predicts steps of a user's module under layouts, by the simulator: `StepPredictor`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from meshwise.executor.device import CPU, read_memory_size
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.user_training.figures import ModuleFigures
+from meshwise.scenarios.module_plans.graphs import (
+    build_block_graph,
+    count_layers,
+    keep_more,
+    list_shapes,
+    measure_operators,
+)
+from meshwise.scenarios.module_plans.machines import build_machine, count_update_bytes
+from meshwise.simulator.brief import brief_repr
+from meshwise.simulator.catalog import cluster
+from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
+from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.plan.completion import complete
+from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Problem, Training
+
+FRAMEWORK = "execute"
+LIBRARY = "local-cpu"
+"""The machine of the library that stands for cores that were not measured."""
+STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
+"""The optimizer of the simulator that keeps so many states a parameter; Adafactor's are next to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step of a layout is predicted to take: seconds, and bytes of tensors on the fullest rank."""
+
+    layout: ModuleLayout
+    step_time: float
+    peak_memory: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleModel:
+    """A module as the simulator sees it.
+
+    Parameters
+    ----------
+    graph
+        With measured times where there are figures.
+    batch
+        Samples of a step on all ranks.
+    precision
+        ``fp32``, ``bf16`` or ``fp64``.
+    figures
+        What was measured of it; ``None`` for a machine of the library.
+    is_captured
+        Whether the graph is the captured one.
+    kept
+        Bytes a sample that are needed besides what the graph keeps.
+    assumptions
+        What the prediction rests on, a line each.
+    """
+
+    graph: OperatorGraph
+    batch: int
+    precision: str
+    device: str
+    figures: ModuleFigures | None
+    is_captured: bool
+    assumptions: tuple[str, ...]
+    kept: float = 0.0
+
+    __repr__ = brief_repr("batch", "precision", "assumptions")
+
+
+class StepPredictor:
+    """Predicts steps of one module; what layouts share is computed once."""
+
+    def __init__(self, model: ModuleModel, memory: float | None = None) -> None:
+        self.model = model
+        self.memory = read_memory_size() if memory is None else memory
+        self._costs: dict[tuple[int, int, int, int], SimulatedCost] = {}
+
+    def predict(self, layout: ModuleLayout) -> Prediction:
+        """Return what a layout is predicted to take.
+
+        Raises
+        ------
+        ValueError
+            Where the layout breaks a rule of plans, as that the batch divides.
+        """
+        cost, local_samples = self._find_cost(layout), self.model.batch // layout.data
+        plan = self._complete(cost.problem, layout)
+        figures, problem = self.model.figures, cost.problem
+        update = 0.0 if figures is None else count_update_bytes(figures, layout, problem.training, local_samples)
+        peak = max(cost.peak_memory(plan), update)
+        fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
+        return Prediction(layout, cost.step_time(plan), peak, fits)
+
+    def predict_passes(self, layout: ModuleLayout) -> float:
+        """Return the peak in bytes without temporary tensors of the optimizer."""
+        cost = self._find_cost(layout)
+        return cost.peak_memory(self._complete(cost.problem, layout))
+
+    def _complete(self, problem: Problem, layout: ModuleLayout) -> Plan:
+        local_samples = self.model.batch // layout.data
+        return complete(
+            problem,
+            Layout(
+                data=layout.data,
+                microbatch=max(local_samples // layout.num_microbatches, 1),
+                zero=layout.zero,
+                zero_shards=layout.zero_shards,
+                reshard_after_forward=layout.reshard_after_forward,
+                recompute=layout.recompute,
+                pipeline=layout.pipeline,
+                schedule=layout.schedule,
+                chunks=layout.chunks,
+                stages=self._find_stages(layout),
+            ),
+        )
+
+    def _find_stages(self, layout: ModuleLayout) -> str | tuple[int, ...]:
+        """Return the number of layers of every stage; ``balanced`` where the layout leaves cuts open."""
+        if layout.pipeline == 1:
+            return "even"
+        if not layout.cuts or self.model.figures is None:
+            return "balanced"
+        paths = [block.path for block in self.model.figures.blocks]
+        for path in layout.cuts:
+            if path not in paths:
+                raise ValueError(f"stages are predicted that begin at blocks of the module, met {path}")
+        places = [0, *map(paths.index, layout.cuts), len(paths)]
+        return tuple(end - start for start, end in pairwise(places))
+
+    def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
+        key = layout.data, layout.pipeline, layout.zero, layout.shards
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
+        return cost
+
+    def _build_problem(self, layout: ModuleLayout) -> Problem:
+        model = self.model
+        figures = model.figures
+        training = build_training(model, layout)
+        kept_graph = keep_more(model.graph, model.kept, at_end=layout.pipeline > 1)
+        graph = with_dtype(kept_graph, training.dtype)
+        rank_memory = self.memory / layout.num_ranks if model.device == CPU else self.memory
+        machine: Cluster
+        if figures is None:
+            machine = cluster(LIBRARY).with_size(1, layout.num_ranks)
+        else:
+            if layout.num_ranks == 1:
+                graph = at_pace(graph, figures.alone / figures.passes[1])
+            local_samples = model.batch // layout.data
+            machine = build_machine(
+                figures, layout, training, local_samples, count_units(graph, layout.zero), rank_memory, model.device
+            )
+        return Problem(graph, machine, training)
+
+
+def count_units(graph: OperatorGraph, zero: int) -> int:
+    """Return the units that the simulator counts: with ZeRO 3 blocks that have parameters, else all blocks."""
+    return sum(bool(block.parameters) for _, block in graph.occurrences) if zero == 3 else len(graph.occurrences)
+
+
+def build_training(model: ModuleModel, layout: ModuleLayout) -> Training:
+    """Return a step of a module: weights are in bf16 where shards of them are gathered in it, else in fp32."""
+    is_narrow = model.precision == "bf16" and layout.data > 1 and layout.zero > 0
+    precision = "fp32" if model.precision == "bf16" and not is_narrow else model.precision
+    return Training(
+        model.batch,
+        model.graph.sequence,
+        precision,
+        count_states(model.figures),
+        gradient_precision="fp32" if is_narrow else None,
+        framework=FRAMEWORK,
+    )
+
+
+def count_states(figures: ModuleFigures | None) -> str:
+    """Return the optimizer of the simulator that keeps as much as was measured; AdamW where nothing was."""
+    if figures is None:
+        return STATES[2]
+    elements = sum(prod(shape) for shape in list_shapes(figures))
+    return STATES[min(round(figures.state / max(4 * elements, 1)), 2)]
+
+
+def with_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
+    """Return a graph whose parameters are of a dtype."""
+    blocks = []
+    for block in graph.blocks:
+        names = {tensor.name for tensor in block.parameters}
+        tensors = (
+            replace(tensor, dtype=dtype) if tensor.name in names and tensor.has_gradient else tensor
+            for tensor in block.tensors
+        )
+        blocks.append(replace(block, tensors=tuple(tensors)))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def at_pace(graph: OperatorGraph, factor: float) -> OperatorGraph:
+    """Return a graph whose operators take ``factor`` times as long as they were measured."""
+    blocks = []
+    for block in graph.blocks:
+        operators = []
+        for operator in block.operators:
+            measured = operator.measured
+            if measured is not None:
+                forward, backward = (
+                    (line[0] * factor, line[1] * factor) for line in (measured.forward, measured.backward)
+                )
+                operator = replace(operator, measured=replace(measured, forward=forward, backward=backward))
+            operators.append(operator)
+        blocks.append(replace(block, operators=tuple(operators)))
+    return replace(graph, blocks=tuple(blocks))
+
+
+def build_model(
+    figures: ModuleFigures | None,
+    captured: OperatorGraph | None,
+    batch: int,
+    precision: str,
+    device: str,
+    why_not: str = "",
+) -> ModuleModel:
+    """Return a module as the simulator sees it.
+
+    A captured graph is taken where its layers are the blocks of the module; else one of measured blocks.
+
+    Parameters
+    ----------
+    why_not
+        Why the module was not captured, where it was not.
+
+    Raises
+    ------
+    ValueError
+        Where there is neither a captured graph nor figures.
+    """
+    dtype = "fp64" if precision == "fp64" else "fp32"
+    if figures is None:
+        if captured is None:
+            raise ValueError(f"a prediction without a calibration needs a captured module: {why_not}")
+        assumptions = (
+            "passes: the captured operators by the cost model",
+            f"machine: {LIBRARY} of the library, which is not this one; without --no-calibrate it is measured",
+        )
+        return ModuleModel(captured, batch, precision, device, None, True, assumptions)
+    is_captured = captured is not None and (not figures.blocks or count_layers(captured) == len(figures.blocks))
+    if captured is not None and is_captured:
+        graph = measure_operators(captured, figures, cluster(LIBRARY).accelerator)
+        source = "passes: the captured operators, which together take what the module was measured to"
+    else:
+        graph = build_block_graph(figures, dtype, "module")
+        reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
+        source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
+    model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,))
+    return replace(model, kept=find_kept(model, figures))
+
+
+def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:
+    """Return the bytes a sample that make the peak of passes in one process the measured one; at least 0."""
+    samples = figures.samples[1]
+    single = replace(model, batch=samples)
+    elements = sum(prod(shape) for shape in list_shapes(figures))
+    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
+    measured = elements * itemsize + figures.state + figures.buffers + figures.batch * samples + figures.peak
+    predicted = StepPredictor(single).predict_passes(ModuleLayout())
+    return max(measured - predicted, 0.0) / samples
+
+
+def find_fastest(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return predictions from the fastest that fits on; of equally fast ones the first comes first."""
+    return sorted(predictions, key=lambda prediction: (not prediction.fits, prediction.step_time))
