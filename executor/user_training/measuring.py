@@ -38,9 +38,9 @@ from meshwise.executor.modules.probe import Findings, probe
 from meshwise.executor.modules.sharding import find_precision_context
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
+from meshwise.executor.recording.block_clock import BlockClock
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
-from meshwise.executor.user_training.block_clock import BlockClock
 from meshwise.executor.user_training.figures import BlockFigures, CollectiveRow, ModuleFigures, figures_file
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
