@@ -7,7 +7,7 @@ ratio of the times by the cost model; a graph of blocks says what each block too
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwise.executor.user_training.figures import BlockFigures, ModuleFigures
+from meshwise.executor.module_measures.figures import BlockFigures, ModuleFigures
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass, operator_time
 from meshwise.simulator.operator_graph import (

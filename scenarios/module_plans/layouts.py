@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
+from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import RECOMPUTES, ModuleLayout
-from meshwise.executor.user_training.figures import ModuleFigures
 from meshwise.strategies.plan.mesh import divisors
 from meshwise.strategies.plan.recomputation import Recompute
 

@@ -9,8 +9,8 @@ from math import ceil, prod
 
 from meshwise.executor.calibration.cores import build_curves, build_link
 from meshwise.executor.device import CPU
+from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.user_training.figures import ModuleFigures
 from meshwise.scenarios.module_plans.graphs import list_shapes
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, build_homogeneous

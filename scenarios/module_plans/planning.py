@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from meshwise.executor.device import CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
+from meshwise.executor.module_measures.figures import ModuleFigures, figures_file
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.recording.rank_files import make_teller, read_errors
-from meshwise.executor.user_training.figures import ModuleFigures, figures_file
 from meshwise.executor.user_training.job import TrainJob
-from meshwise.executor.user_training.run import WORKER
 from meshwise.scenarios.module_plans.layouts import Choices, find_choices, list_layouts, list_refusals
 from meshwise.scenarios.module_plans.prediction import (
     ModuleModel,
@@ -29,9 +28,10 @@ from meshwise.scenarios.module_plans.prediction import (
 from meshwise.simulator.brief import brief_repr
 
 if TYPE_CHECKING:
-    from meshwise.executor.user_training.first_batch import FirstBatch
+    from meshwise.executor.module_measures.first_batch import FirstBatch
     from meshwise.simulator.operator_graph import OperatorGraph
 
+WORKER = "meshwise.executor.module_measures.worker"
 CALIBRATION_SECONDS = 8.0
 """Seconds of a calibration, without those to start its processes."""
 
@@ -115,7 +115,7 @@ def plan_run(
     """
     report("reading the first batch")
     try:
-        from meshwise.executor.user_training.first_batch import FirstBatch  # needs torch
+        from meshwise.executor.module_measures.first_batch import FirstBatch  # needs torch
 
         first = FirstBatch(job)
         batch = first.samples

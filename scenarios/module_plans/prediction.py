@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import prod
 
 from meshwise.executor.device import CPU, read_memory_size
+from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.user_training.figures import ModuleFigures
 from meshwise.scenarios.module_plans.graphs import (
     build_block_graph,
     count_layers,

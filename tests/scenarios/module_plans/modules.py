@@ -1,6 +1,6 @@
 """The figures of a module of two blocks, whose steps can be worked out by hand."""
 
-from meshwise.executor.user_training.figures import BlockFigures, ModuleFigures
+from meshwise.executor.module_measures.figures import BlockFigures, ModuleFigures
 
 KIB = 1024
 SIZES = ((16, 16), (16,))

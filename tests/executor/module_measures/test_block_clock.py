@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from meshwise.executor.recording.block_clock import BlockClock
+from meshwise.executor.module_measures.block_clock import BlockClock
 
 
 class Squares(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from meshwise.executor.module_measures.first_batch import FirstBatch
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.user_training.first_batch import FirstBatch
 from meshwise.executor.user_training.job import TrainJob
 
 HERE = Path(__file__).parent
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 def read(kind: str, monkeypatch: pytest.MonkeyPatch) -> FirstBatch:
     monkeypatch.setenv("KIND", kind)
-    return FirstBatch(TrainJob(str(HERE / "zoo.py"), ModuleLayout(2), 3))
+    return FirstBatch(TrainJob(str(HERE.parent / "user_training" / "zoo.py"), ModuleLayout(2), 3))
 
 
 def test_a_dict_with_a_weighted_loss_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 
 from meshwise.executor.calibration.measures import build_own_mesh, measure_collectives, measure_mean, measure_times
 from meshwise.executor.launch.process_group import join_process_group
+from meshwise.executor.module_measures.block_clock import BlockClock
+from meshwise.executor.module_measures.figures import BlockFigures, CollectiveRow, ModuleFigures, figures_file
 from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
@@ -38,10 +40,8 @@ from meshwise.executor.modules.probe import Findings, probe
 from meshwise.executor.modules.sharding import find_precision_context
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
-from meshwise.executor.recording.block_clock import BlockClock
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
-from meshwise.executor.user_training.figures import BlockFigures, CollectiveRow, ModuleFigures, figures_file
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from meshwise.executor.user_training.figures import ModuleFigures
+from meshwise.executor.module_measures.figures import ModuleFigures
 from tests.scenarios.module_plans.modules import build_figures
 
 
