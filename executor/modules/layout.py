@@ -1,4 +1,4 @@
-"""What a plan says of a module that is whole on every rank: data parallelism, shards of states, recomputation."""
+"""What a plan says of a user's module: data parallelism, shards of states, recomputation, and cuts of its operators."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwise.executor.supported import ALL_REDUCE
 from meshwise.strategies.plan.layout import STEP_DECISIONS
-from meshwise.strategies.plan.mesh import DATA, REPLICA
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 
@@ -22,12 +22,12 @@ RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 
 @dataclass(frozen=True, slots=True)
 class ModuleLayout:
-    """How a module that is whole on every rank is trained.
+    """How a user's module is trained.
 
     Parameters
     ----------
     data
-        Ranks, each with samples of its own.
+        Parts of the batch; where operators are not cut, that many ranks.
     zero
         What ranks share: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
     zero_shards
@@ -38,6 +38,10 @@ class ModuleLayout:
         Parts of a rank's samples, one after the other in a step.
     recompute
         What backward computes again: `Recompute.NONE`, or every block with `Recompute.FULL`.
+    tensor
+        Ranks over which the operators of the module are cut; with 1 it is whole on every rank.
+    plan
+        How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
     """
 
     data: int = 1
@@ -46,11 +50,20 @@ class ModuleLayout:
     reshard_after_forward: bool = True
     num_microbatches: int = 1
     recompute: Recompute = Recompute.NONE
+    tensor: int = 1
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        if self.data < 1 or self.num_microbatches < 1:
+        if min(self.data, self.num_microbatches, self.tensor) < 1:
             raise ValueError(
-                f"data and num_microbatches are at least 1, met {self.data} and {self.num_microbatches}; nearest: 1"
+                f"data, num_microbatches and tensor are at least 1, met {self.data}, {self.num_microbatches} and "
+                f"{self.tensor}; nearest: 1"
+            )
+        if self.tensor > 1 and self.zero:
+            raise ValueError(f"zero: states of a module that is cut are cut with it, met {self.zero}; nearest: 0")
+        if self.tensor > 1 and self.recompute is not Recompute.NONE:
+            raise ValueError(
+                f"recompute: a module that is cut keeps what backward reads, met {self.recompute}; nearest: none"
             )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero is 0, 1, 2 or 3, met {self.zero}; nearest: {min(max(self.zero, 0), 3)}")
@@ -63,6 +76,26 @@ class ModuleLayout:
             )
 
     @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.data * self.tensor
+
+    def find_data_part(self, rank: int) -> int:
+        """Return which part of the batch a rank has.
+
+        >>> [ModuleLayout(data=2, tensor=2).find_data_part(rank) for rank in range(4)]
+        [0, 0, 1, 1]
+        """
+        if self.plan is None:
+            return rank // self.tensor
+        inner = 1
+        for axis in reversed(self.plan.mesh.axes):
+            if axis.name == DATA:
+                return rank // inner % axis.size
+            inner *= axis.size
+        return 0
+
+    @property
     def shards(self) -> int:
         """Ranks over which one copy of the shared states is cut."""
         return (self.zero_shards or self.data) if self.zero else 1
@@ -73,7 +106,11 @@ class ModuleLayout:
         >>> ModuleLayout(4, zero=3, zero_shards=2, num_microbatches=2).describe()
         'data 4, 2 microbatches, ZeRO-3 over 2'
         """
-        parts = [f"data {self.data}", f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
+        parts = [
+            f"data {self.data}",
+            *([f"tensor {self.tensor}"] if self.tensor > 1 else []),
+            f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}",
+        ]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards < self.data else ""))
         if self.zero == 3 and not self.reshard_after_forward:
@@ -84,15 +121,17 @@ class ModuleLayout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain data."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"plan": None if self.plan is None else self.plan.to_json()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
-        return cls(**document | {"recompute": Recompute(document["recompute"])})
+        plan = None if document.get("plan") is None else Plan.from_json(document["plan"])
+        return cls(**document | {"recompute": Recompute(document["recompute"]), "plan": plan})
 
 
-WORDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute")
+WORDS = ("data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute")
 """What `parse_layout` reads."""
 
 
@@ -130,15 +169,21 @@ def read_plan(path: Path) -> Plan:
 
 
 def find_module_layout(plan: Plan) -> ModuleLayout:
-    """Return what a plan says of a module that stays whole.
+    """Return what a plan says of a user's module: one that stays whole, or whose operators its shardings cut.
 
     Raises
     ------
     ValueError
-        With every reason where the plan says more, such as a cut of operators.
+        With every reason where the plan says more, such as stages.
     """
     if reasons := tuple(list_cuts(plan)):
-        raise ValueError("a user's module stays whole on every rank: " + "; ".join(reasons))
+        raise ValueError("a user's module runs in one stage: " + "; ".join(reasons))
+    if plan.operator_ranks > 1:
+        if not plan.shardings:
+            raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
+        return ModuleLayout(
+            plan.data, plan.zero, num_microbatches=plan.num_microbatches, tensor=plan.operator_ranks, plan=plan
+        )
     assert isinstance(plan.recompute, Recompute)
     shards = plan.shards if plan.zero and plan.replica > 1 else 0
     keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
@@ -151,9 +196,10 @@ _SILENT = frozenset(("schedule", "chunks", "placement", "overlap_gradients"))
 
 
 def list_cuts(plan: Plan) -> Iterator[str]:
-    """Yield every reason why a module does not stay whole under a plan, or why a `ModuleLayout` cannot say the plan."""
+    """Yield every reason why a `ModuleLayout` cannot say a plan."""
+    known_axes = (DATA, *OPERATOR_AXES) if plan.operator_ranks > 1 else (DATA, REPLICA)
     for axis in plan.mesh.axes:
-        if axis.name not in (DATA, REPLICA) and axis.size > 1:
+        if axis.name not in known_axes and axis.size > 1:
             yield f"{axis.name}: met {axis.size}; nearest: 1"
     if not isinstance(plan.microbatch, int):
         yield f"microbatch: one size on all data ranks, met {list(plan.microbatch)}; nearest: {plan.sizes[-1]}"

@@ -98,6 +98,9 @@ class TrainingStep:
         seed: int = 0,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
+        if layout.tensor > 1:
+            rule = "tensor: a loop of the user's own has the module whole on every rank"
+            raise ValueError(f"{rule}, met {layout.tensor}; nearest: 1, or meshwise train")
         if layout.data != self.num_ranks:
             rule = f"data: one rank for each part of the batch, and there are {self.num_ranks}"
             raise ValueError(f"{rule}, met {layout.data}; nearest: {self.num_ranks}")

@@ -3,19 +3,50 @@
 What they do is worked out once, when a stage is compiled; at run time they hold what they need.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
+from torch.nn import functional
 
 from meshwise.executor.operators.collectives import Change
 from meshwise.executor.parallel.exchange import Share
 from meshwise.executor.recording.private_torch import detach_saved
 
 Changes = tuple[Change, ...]
+
+aten = torch.ops.aten
+QUICK_CALLS: Mapping[Any, Callable[..., Any]] = {
+    aten.add.Tensor: torch.add,
+    aten.cat.default: torch.cat,
+    aten.div.Tensor: torch.div,
+    aten.embedding.default: torch.embedding,
+    aten.exp.default: torch.exp,
+    aten.gather.default: torch.gather,
+    aten.gelu.default: functional.gelu,
+    aten.layer_norm.default: torch.layer_norm,
+    aten.linear.default: functional.linear,
+    aten.log_softmax.int: torch.log_softmax,
+    aten.matmul.default: torch.matmul,
+    aten.mul.Tensor: torch.mul,
+    aten.ne.Scalar: torch.ne,
+    aten.neg.default: torch.neg,
+    aten.pow.Tensor_Scalar: torch.pow,
+    aten.relu.default: torch.relu,
+    aten.rsqrt.default: torch.rsqrt,
+    aten.scaled_dot_product_attention.default: functional.scaled_dot_product_attention,
+    aten.softmax.int: torch.softmax,
+    aten.sub.Tensor: torch.sub,
+    aten.sum.default: torch.sum,
+    aten.sum.dim_IntList: torch.sum,
+    aten.tanh.default: torch.tanh,
+    aten.where.ScalarOther: torch.where,
+    aten.where.self: torch.where,
+}
+"""torch's own functions of the same arguments, which are called one to four microseconds faster than operators."""
 
 
 def apply_changes(part: Tensor, changes: Changes) -> Tensor:

@@ -84,7 +84,7 @@ class LocalStage(nn.Module):
 
     ``received`` and ``sent`` are the names of the values that cross its boundaries, ``inputs`` of the module's inputs
     that it reads; ``names`` maps the names of its own parameters to those of the user's module, and ``parts`` has these
-    parameters by the latter.
+    parameters by the latter. ``input_places`` are the places of ``inputs`` among all inputs of the module.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class LocalStage(nn.Module):
         received: tuple[str, ...],
         sent: tuple[str, ...],
         inputs: tuple[str, ...],
+        input_places: tuple[int, ...],
         examples: Mapping[str, Tensor],
         parts: Mapping[str, nn.Parameter],
         placements: Mapping[str, Placement],
@@ -106,6 +107,7 @@ class LocalStage(nn.Module):
         super().__init__()
         self.program, self.ranks = program, ranks
         self.received, self.sent, self.inputs = received, sent, inputs
+        self.input_places = input_places
         self.parts, self.placements = dict(parts), dict(placements)
         self.buffer_parts = dict(buffers)
         self.draws = draws

@@ -5,7 +5,7 @@ and nothing is planned while it runs. `meshwise.executor.operators.layouts` says
 value, and in which its gradient comes back.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,6 +16,7 @@ from meshwise.executor.capture.captured import BufferUpdate, CapturedModule, Nam
 from meshwise.executor.capture.source_lines import find_node_line
 from meshwise.executor.operators.arrangements import apply_views, emit_views, list_views
 from meshwise.executor.operators.calls import (
+    QUICK_CALLS,
     Draws,
     Regathered,
     apply_changes,
@@ -41,6 +42,7 @@ def compile_stage(
     stage_index: int,
     device: torch.device,
     parameters: Mapping[str, nn.Parameter] | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
     *,
     inputs_are_cut: bool = True,
 ) -> LocalStage:
@@ -54,8 +56,8 @@ def compile_stage(
         Its data axis cuts the batch of a microbatch.
     device
         Where the parts are, and what runs.
-    parameters
-        This rank's parts by the name of the whole parameter, where another stage or capture has made them already.
+    parameters, buffers
+        This rank's parts by the name of the whole tensor, where another stage or capture has made them already.
     inputs_are_cut
         Whether a rank is given its own samples of inputs alone; else those of all data ranks.
     """
@@ -63,7 +65,7 @@ def compile_stage(
     shardings = {sharding.operator: sharding for sharding in plan.shardings}
     layouts = Layouts(captured, shardings, axes, inputs_are_cut=inputs_are_cut)
     program = build_stage_programs(layouts, plan.stages)[stage_index]
-    compiler = _StageCompiler(layouts, ranks, module, device, parameters or {})
+    compiler = _StageCompiler(layouts, ranks, module, device, parameters or {}, buffers or {})
     return compiler.compile(program, is_last=stage_index == len(plan.stages) - 1)
 
 
@@ -82,6 +84,7 @@ class _StageCompiler:
         module: nn.Module,
         device: torch.device,
         parameters: Mapping[str, nn.Parameter],
+        buffers: Mapping[str, Tensor],
     ) -> None:
         self.layouts, self.captured, self.ranks, self.device = layouts, layouts.captured, ranks, device
         self.nodes = {node.name: node for node in self.captured.module.graph.nodes}
@@ -90,6 +93,7 @@ class _StageCompiler:
         first_names = {id(parameter): name for name, parameter in module.named_parameters()}
         self.names = {root: first_names[id(named_parameters[name])] for root, name in self.captured.parameters.items()}
         self.parts: dict[str, nn.Parameter] = dict(parameters)
+        self.buffer_parts = buffers
         self.graph, self.owner, self.draws = Graph(), nn.Module(), Draws()
         self.values: dict[str, _Value] = {}
         self.moved: dict[ReadKey, _Value] = {}
@@ -124,6 +128,7 @@ class _StageCompiler:
             received=program.received_roots,
             sent=() if is_last else program.sent_roots,
             inputs=inputs,
+            input_places=tuple(map(self.captured.inputs.index, inputs)),
             examples={name: self._make_example(name) for name in boundary},
             parts={name: self.parts[name] for name in names.values()},
             placements={name: self._find_placement(root) for root, name in names.items()},
@@ -217,7 +222,7 @@ class _StageCompiler:
         summed_axes = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
         part = OperatorPart(self.ranks, summed_axes, self.layouts.find_row_axes(node))
         computed = find_part_operator(node, part)
-        target = computed if computed is node.target else _name_call(computed)
+        target = QUICK_CALLS.get(computed, computed) if computed is node.target else _name_call(computed)
         if not _draws_numbers(node):
             return target
         layout = self._layout(self.layouts.list_values(node)[0])
@@ -321,7 +326,9 @@ class _StageCompiler:
             assert isinstance(value.source, Node)
             moved = self.graph.call_function(make_change(changes), (value.source,))
             values = (self._arrange(_Value(moved, value.dims), root, dims).source,)  # type: ignore[assignment]
-        part = placement.cut(self.ranks, whole.detach()).to(self.device)
+        part = self.buffer_parts.get(update.buffer)
+        if part is None:
+            part = placement.cut(self.ranks, whole.detach()).to(self.device)
         self.graph.call_function(make_renewal(part, update.program), values)
         return part, placement
 
@@ -341,7 +348,8 @@ class _StageCompiler:
         return value
 
     def _is_floating(self, root: str) -> bool:
-        return self._get_value(root).is_floating_point()
+        value = self._get_value(root)
+        return value.is_floating_point() or value.is_complex()
 
     def _make_example(self, root: str) -> Tensor:
         layout, groups = self._layout(root), self.captured.dims[root]
@@ -367,8 +375,3 @@ def _draws_numbers(node: Node) -> bool:
         probability = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return bool(probability)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "dropout" in str(node.target)
-
-
-def list_drawing_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes whose operators draw random numbers."""
-    return [node for node in nodes if node.op == "call_function" and _draws_numbers(node)]

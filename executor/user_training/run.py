@@ -115,7 +115,7 @@ def train(
         Where the ranks do not compute what one process computes; the run was not started.
     """
     require_torch()
-    require_device(job.device, job.layout.data)
+    require_device(job.device, job.layout.num_ranks)
     first_step = _prepare_folder(job, folder, replace_run=replace_run)
     difference = verify_job(job, folder / VERIFY) if verify else None
     if difference is not None and not difference.is_equal:
@@ -156,9 +156,9 @@ def _launch(
     path = job.write(folder)
     poll = _build_poll(job, folder, progress, first_step, {} if rates is None else rates)
     try:
-        launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.data, timeout=job.timeout, poll=poll)
+        launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.num_ranks, timeout=job.timeout, poll=poll)
     except ExecutionError as error:
-        failures = sorted(read_errors(folder, job.layout.data).values(), key=lambda failure: failure.time)
+        failures = sorted(read_errors(folder, job.layout.num_ranks).values(), key=lambda failure: failure.time)
         if failures and failures[0].user_text:
             raise UserError(failures[0].user_text) from error
         if job.layout.zero and MISMATCH in str(error):
@@ -198,18 +198,19 @@ class _Row(NamedTuple):
 def _read_steps(job: TrainJob, folder: Path) -> Iterator[_Row]:
     """Yield every step that all ranks have finished."""
     rank_rows = []
-    for rank in range(job.layout.data):
+    for rank in range(job.layout.num_ranks):
         path = metrics_file(folder, rank)
         text = path.read_text("utf-8") if path.exists() else ""
         rank_rows.append([json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")])
     for rows in zip(*rank_rows, strict=False):
-        seconds, samples = max(row["seconds"] for row in rows), sum(row["samples"] for row in rows)
+        seconds = max(row["seconds"] for row in rows)
+        samples = sum(row["samples"] for row in rows) // job.layout.tensor
         yield _Row(rows[0]["loss"], seconds, samples, rows[0]["learning_rate"])
 
 
 def _collect(job: TrainJob, folder: Path, first_step: int, difference: Difference | None) -> TrainRun:
     rows = list(_read_steps(job, folder))
-    facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.data)]
+    facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.num_ranks)]
     peaks = [rank_facts["peak"] for rank_facts in facts if "peak" in rank_facts]
     return TrainRun(
         job,

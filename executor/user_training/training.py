@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, to_double
@@ -67,7 +68,7 @@ def train_rank(path: Path, rank: int) -> None:
     heartbeat.beat("start")
     require_device(job.device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     accelerator = find_accelerator(job.device)
-    if job.layout.data == 1:
+    if job.layout.num_ranks == 1:
         accelerator.claim_device(1)
         _train_steps(job, folder, rank, heartbeat, accelerator)
         return
@@ -85,7 +86,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     if first_step >= job.steps:
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
-    batches = open_batches(job, user_file, rank, job.layout.data, first_step)
+    batches = open_batches(job, user_file, job.layout.find_data_part(rank), job.layout.data, first_step)
     saved_step = first_step
     with metrics_file(folder, rank).open("w", encoding="utf-8") as metrics:
         for number in range(first_step, job.steps):
@@ -123,12 +124,13 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     facts_file(folder, rank).write_text(json.dumps(facts | usage))
 
 
-def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep:
+def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep | CutStep:
     """Return the step of training of a user's file."""
     module = user_file.build_model(job.seed)
     if job.without_dropout:
         drop_nothing(module)
-    return TrainingStep(
+    kind = CutStep if job.layout.tensor > 1 else TrainingStep
+    return kind(
         module,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
@@ -164,7 +166,7 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
         raise UserFileError(f"{line}: data() at step {step}: {format_error(error)}") from error
 
 
-def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
+def run_step(step: TrainingStep | CutStep, batch: Any, user_file: UserFile) -> float:
     """Return the loss of a step; an error in the user's own code names its line."""
     try:
         return step(batch)

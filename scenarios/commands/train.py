@@ -1,5 +1,6 @@
 """``meshwise train``: train a user's own module on his data under a plan. It runs the user's code."""
 
+from dataclasses import replace as change
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from meshwise.simulator.units import format_size, format_time
 
 if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
+    from meshwise.executor.user_training.job import TrainJob
     from meshwise.executor.user_training.run import TrainRun
 
 STEPS = 100
@@ -83,6 +85,7 @@ def train(
         resume=resume,
         device=device,
     )
+    job = choose_cuts_of_job(job)
     ticker = Ticker()
     note(f"{layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
     try:
@@ -104,9 +107,34 @@ def _choose_layout(plan: str | None, processes: int | None, device: str) -> "Mod
         return default
     is_words = "=" in plan and not Path(plan).exists()
     layout = parse_layout(plan, default) if is_words else find_module_layout(read_plan(Path(plan)))
-    if processes is not None and layout.data != processes:
-        raise ValueError(f"--processes: those of the plan, {layout.data}, met {processes}; nearest: {layout.data}")
+    if processes is not None and layout.num_ranks != processes:
+        ranks = layout.num_ranks
+        raise ValueError(f"--processes: those of the plan, {ranks}, met {processes}; nearest: {ranks}")
     return layout
+
+
+def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
+    """Return a job whose plan says how operators are cut, chosen where it has none; others are returned unchanged.
+
+    The module of the file is captured, and refused where it cannot be cut.
+    """
+    layout = job.layout
+    if layout.tensor == 1:
+        return job
+    from meshwise.executor.user_training.cuts import capture_job  # needs torch
+    from meshwise.scenarios.inputs.operator_cuts import choose_cuts
+
+    captured = capture_job(job)
+    if layout.plan is not None:
+        return job
+    plan = choose_cuts(
+        captured.graph,
+        data=layout.data,
+        tensor=layout.tensor,
+        samples=captured.batch // layout.data,
+        num_microbatches=layout.num_microbatches,
+    )
+    return change(job, layout=change(layout, plan=plan))
 
 
 def to_json(run: "TrainRun") -> dict[str, Any]:
