@@ -2,21 +2,20 @@
 
 from functools import partial
 
-from meshwise.simulator.catalog import cluster
-from meshwise.simulator.machine.cluster import Cluster
+from meshwise.simulator.machine.accelerator import Accelerator
+from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
+from meshwise.simulator.machine.host import Host
+from meshwise.simulator.machine.topology import Link
 from meshwise.simulator.operator_graph import BATCH, OperatorGraph, OperatorKind
 from meshwise.strategies.operators.cost_graph import Shortfall
 from meshwise.strategies.operators.costs import compute_operator_costs
 from meshwise.strategies.operators.frontier import frontier
 from meshwise.strategies.operators.operator_plan import build_operator_plan, operators_by_name
-from meshwise.strategies.plan.mesh import TENSOR, divisors
+from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 from meshwise.strategies.plan.sharding import OperatorSharding
 from meshwise.strategies.search.operator_search import solve_tied
-
-MACHINE = "dgx-h100"
-"""The machine whose costs decide: only ratios of computing to communication matter."""
 
 HEAVY = frozenset(
     {
@@ -52,21 +51,20 @@ def choose_cuts(graph: OperatorGraph, *, data: int, tensor: int, samples: int, n
     table = compute_operator_costs(problem, {TENSOR: tensor}, samples, choice_filter=choice_filter)
     _, solution = solved = solve_tied(table, table.limit, lambda costs, limit: frontier(costs.graph, limit))
     if isinstance(solution, Shortfall):
-        raise ValueError(
-            f"tensor({tensor}): parts of the module fit the memory of {MACHINE}, met {solution.memory} bytes"
-        )
+        raise ValueError(f"tensor({tensor}): a part of the module fits a device, met {solution.memory:,} bytes")
     shardings = solved[0].build_plan(solution.choice).shardings
     if not any(sharding.cuts for sharding in shardings):
         raise ValueError(f"tensor({tensor}) divides a dim of some operator, met none; nearest: 1")
     whole = Training(samples * num_microbatches * data, graph.sequence, "fp32", "adamw", framework="torch")
-    whole_problem = Problem(graph, _build_cluster(tensor, data), whole)
+    whole_problem = Problem(graph, _build_cluster(data * tensor), whole)
     return build_operator_plan(whole_problem, {TENSOR: tensor}, samples, shardings, data=data)
 
 
-def _build_cluster(tensor: int, data: int = 1) -> Cluster:
-    """Return a cluster of so many devices, with as many of the tensor ranks on a node as it has."""
-    devices = max(divisor for divisor in divisors(tensor) if divisor <= cluster(MACHINE).first_node.devices)
-    return cluster(MACHINE, data * tensor // devices, devices)
+def _build_cluster(num_devices: int) -> Cluster:
+    """Return devices on one fast network: only ratios of computing to bytes that move decide."""
+    accelerator = Accelerator("any", (("fp32", 1e14),), memory=2.0**50, memory_bandwidth=2e12)
+    link = Link(latency=1e-8, bandwidth=1e11)
+    return build_homogeneous("any", accelerator, Host("any", 2.0**50), 1, num_devices, link, link)
 
 
 def _keep_cutting(problem: Problem, name: str, shardings: tuple[OperatorSharding, ...]) -> tuple[OperatorSharding, ...]:
