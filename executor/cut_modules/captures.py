@@ -7,6 +7,7 @@ ranks together, of which each has its own samples.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from meshwise.executor.capture.source_lines import find_forward_line, find_node_
 from meshwise.executor.modules.batches import list_tensors, map_tensors
 from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
 
 
@@ -110,17 +112,37 @@ def copy_structure(module: nn.Module) -> nn.Module:
 
 
 def require_same_module(plan: Plan, captured: CapturedModule) -> None:
-    """Raise `CutError` where a plan's stages or shardings are of another module."""
+    """Raise `CutError` where a plan's stages or shardings are of another module, or do not divide it and its batch."""
     blocks = [name for name, _ in captured.graph.occurrences]
     plan_blocks = [name for stage in plan.stages for name in stage.blocks]
     if blocks != plan_blocks:
         other = next((name for name in plan_blocks if name not in blocks), plan_blocks[-1] if plan_blocks else "none")
         found = ", ".join(blocks[:6]) + (", ..." if len(blocks) > 6 else "")
         raise CutError(f"plan: its blocks are those of the module ({found}), met {other}; nearest: tensor=N")
-    known_names = {f"{name}.{op.name}" for name, block in captured.graph.occurrences for op in block.operators}
-    known_names |= {f"{block.name}.{operator.name}" for block in captured.graph.blocks for operator in block.operators}
-    # dropout that drops nothing, as in a comparison, is no operator of the captured module
-    names = [item.operator for item in plan.shardings if "dropout" not in item.operator]
-    unknown_names = [name for name in names if name not in known_names]
-    if unknown_names:
-        raise CutError(f"plan: shardings are of operators of the module, met {unknown_names[0]}; nearest: tensor=N")
+    operators = {
+        f"{name}.{operator.name}": (block, operator)
+        for occurrence, block in captured.graph.occurrences
+        for name in (block.name, occurrence)
+        for operator in block.operators
+    }
+    degrees = {axis.name: axis.size for axis in plan.mesh.axes}
+    for sharding in plan.shardings:
+        if sharding.operator not in operators:
+            if "dropout" in sharding.operator:  # that drops nothing, as in a comparison, and is no operator then
+                continue
+            raise CutError(
+                f"plan: shardings are of operators of the module, met {sharding.operator}; nearest: tensor=N"
+            )
+        block, operator = operators[sharding.operator]
+        for dim, axes in sharding.cuts:
+            if dim in dict(operator.dims):
+                samples = captured.batch // plan.data
+                if violation := find_cut_violation(block, operator, dim, axes, degrees, samples):
+                    raise CutError(f"plan: {sharding.operator}: {violation}")
+        for tensor, cuts in sharding.kept:
+            sizes = dict(zip(block.tensor[tensor].dims, block.tensor[tensor].shape, strict=True))
+            for dim, axes in cuts:
+                parts = prod(degrees[axis] for axis in axes)
+                if sizes[dim] % parts:
+                    rule = f"{', '.join(axes)} divide {dim}({sizes[dim]})"
+                    raise CutError(f"plan: {tensor} of {sharding.operator}: {rule}, met {parts}")
