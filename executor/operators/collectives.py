@@ -46,7 +46,7 @@ class RankMesh:
         self.records: list[CollectiveRecord] = []
         names = mesh.mesh_dim_names or ()
         self.size = {name: mesh.size(index) for index, name in enumerate(names)}
-        self.coordinate = {name: mesh.get_local_rank(name) for name in names}
+        self.coordinate = dict(zip(names, mesh.get_coordinate() or (), strict=True))
 
     def count_parts(self, axes: tuple[str, ...]) -> int:
         """Return the number of parts into which axes cut a dim: the product of their sizes."""

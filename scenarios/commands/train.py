@@ -35,8 +35,8 @@ def train(
         str | None,
         typer.Option(
             metavar="PLAN",
-            help="A plan file, or words such as data=4,zero=3,num_microbatches=2,recompute=full; by default data "
-            "parallelism over all processes.",
+            help="A plan file, or words such as data=4,zero=3,num_microbatches=2,recompute=full or data=2,tensor=2; "
+            "by default data parallelism over all processes.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,
@@ -58,7 +58,7 @@ def train(
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."""
+    """Train your own module on your own data: data parallelism, ZeRO 1 to 3, microbatches, recompute, cut operators."""
     from meshwise.executor.user_training.job import TrainJob
     from meshwise.executor.user_training.run import train as run_training  # so that help works without torch
 

@@ -15,7 +15,6 @@ from meshwise.executor.launch.launcher import launch_ranks
 from meshwise.executor.modules.layout import ModuleLayout, parse_layout
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.step import TrainingStep
-from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import train
 from meshwise.scenarios.commands.train import choose_cuts_of_job
@@ -102,7 +101,6 @@ def test_a_run_goes_on_whole_and_cut_again(tmp_path: Path, monkeypatch: pytest.M
     [
         ("hooked", "tensor=2", r"networks.py:\d+: .* a hook of a gradient.* or data=2, which captures nothing"),
         ("packed", "tensor=7", r"tensor\(7\) divides a dim of some operator, met none"),
-        ("packed", "tensor=2,num_microbatches=8", "at least 2 samples on all data ranks, met 1; nearest: 2"),
         ("packed", "tensor=2,zero=1", "zero: states of a module that is cut are cut with it, met 1; nearest: 0"),
         ("packed", "tensor=2,recompute=full", "recompute: a module that is cut keeps what backward reads"),
     ],
@@ -110,19 +108,6 @@ def test_a_run_goes_on_whole_and_cut_again(tmp_path: Path, monkeypatch: pytest.M
 def test_what_cannot_be_cut_is_refused(kind: str, words: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=text):
         find_layout(kind, words, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("routed", r"zoo.py:\d+: .*control flow does not depend on data.*nearest: data=2"),
-        ("convolutions", r"zoo.py:\d+: .*nearest: data=2"),  # momentum=None reads a number out of a buffer
-        ("outputs", "a forward returns a scalar loss or a pair"),
-    ],
-)
-def test_modules_that_no_program_says_are_refused(kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=text):
-        find_layout(kind, "tensor=2", monkeypatch, ZOO)
 
 
 def test_a_step_of_whole_modules_refuses_cuts() -> None:
