@@ -33,16 +33,20 @@ class DifferenceError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest relative differences of a run in fp64 from one process: of losses, and of weights by name."""
+    """The largest relative differences of a run in fp64 from one process: of losses, and of weights by name.
+
+    ``tolerance`` is up to which they are rounding.
+    """
 
     loss: float
     weights: float
     worst_name: str = ""
+    tolerance: float = TOLERANCE
 
     @property
     def is_equal(self) -> bool:
         """Whether both are as small as rounding is."""
-        return self.loss <= TOLERANCE and self.weights <= TOLERANCE
+        return self.loss <= self.tolerance and self.weights <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,8 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
     """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
     import torch
 
-    from meshwise.executor.user_training.training import train_plainly  # needs torch
+    from meshwise.executor.user_training.own_casts import SINGLE_TOLERANCE  # needs torch
+    from meshwise.executor.user_training.training import train_plainly
 
     check = replace(
         job,
@@ -243,7 +248,7 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
         checkpoint_every=-1,
     )
     with redirect_stdout(sys.stderr):  # the user's file may print
-        expected_losses, expected_weights = train_plainly(check)
+        expected_losses, expected_weights, has_cast = train_plainly(check)
     _launch(check, folder)
     losses = [row.loss for row in _read_steps(check, folder)]
     weights = torch.load(folder / WEIGHTS / "weights.pt", weights_only=True)
@@ -258,7 +263,8 @@ def verify_job(job: TrainJob, folder: Path) -> Difference:
     }
     weights_difference = find_largest(differences.values())
     worst_name = next((name for name, value in differences.items() if not value < weights_difference), "")
-    return Difference(loss_difference, weights_difference, worst_name)
+    tolerance = SINGLE_TOLERANCE if has_cast else TOLERANCE
+    return Difference(loss_difference, weights_difference, worst_name, tolerance)
 
 
 def find_largest(values: Iterable[float]) -> float:

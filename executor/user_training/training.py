@@ -29,6 +29,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file
+from meshwise.executor.user_training.own_casts import CastWatch
 from meshwise.executor.user_training.user_file import (
     UserFile,
     UserFileError,
@@ -184,8 +185,10 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
+def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor], bool]:
     """Return the losses and the last weights of a job in this process, whole batch after whole batch, in fp64.
+
+    The last result says whether the module casts to fewer digits by itself.
 
     It is a loop of torch alone, by which a run under a plan is judged. Weights whose gradients are nothing but rounding
     are left out: optimizers that divide by the size of gradients make whole steps of them.
@@ -203,17 +206,18 @@ NOISE = 1e-11
 """Fraction of the largest gradient below which a gradient is rounding."""
 
 
-def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor]]:
+def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor], bool]:
     module = user_file.build_model(job.seed).double()
     drop_nothing(module)
     module.train()
     optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
     scheduler = None if user_file.scheduler is None else user_file.scheduler(optimizer)
-    batches, losses = open_batches(job, user_file, 0, 1, 0), []
+    batches, losses, watch = open_batches(job, user_file, 0, 1, 0), [], CastWatch()
     largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = to_double(next_batch(batches, user_file, number))
-        loss = read_loss(call_module(module, batch), batch, user_file.loss)
+        with watch:
+            loss = read_loss(call_module(module, batch), batch, user_file.loss)
         value = loss.total if loss.weight is None else loss.total / loss.weight
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
@@ -229,7 +233,8 @@ def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dic
     limit = NOISE * max(largest.values(), default=0.0)
     noisy_names = {name for name, size in largest.items() if 0 < size < limit}
     states = module.state_dict().items()
-    return losses, {name: tensor.detach().cpu() for name, tensor in states if name not in noisy_names}
+    weights = {name: tensor.detach().cpu() for name, tensor in states if name not in noisy_names}
+    return losses, weights, watch.has_cast
 
 
 def print_to_stderr() -> None:
