@@ -9,7 +9,7 @@ SINGLE_TOLERANCE = 1e-4
 """Fraction by which losses and weights of a module that casts to fp32 may differ from those of one process."""
 
 
-class CastWatch(TorchDispatchMode):
+class CastWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes in ``has_cast`` whether the body has cast a tensor of fp64 to another floating dtype.
 
     >>> with CastWatch() as watch:
@@ -19,7 +19,7 @@ class CastWatch(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.has_cast = False
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
