@@ -181,9 +181,8 @@ def find_module_layout(plan: Plan) -> ModuleLayout:
     if plan.operator_ranks > 1:
         if not plan.shardings:
             raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
-        return ModuleLayout(
-            plan.data, plan.zero, num_microbatches=plan.num_microbatches, tensor=plan.operator_ranks, plan=plan
-        )
+        options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": plan.recompute}
+        return ModuleLayout(plan.data, plan.zero, tensor=plan.operator_ranks, plan=plan, **options)
     assert isinstance(plan.recompute, Recompute)
     shards = plan.shards if plan.zero and plan.replica > 1 else 0
     keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
