@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
+from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import find_forward_line, find_node_line
-from meshwise.executor.modules.batches import list_tensors, map_tensors
+from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, call_module, read_loss
+from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
@@ -68,6 +71,25 @@ def capture_batch(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
             rule = "gradients of a cut module are dense, met an embedding with sparse=True"
             raise CutError(f"{find_node_line(node)}: {rule}; nearest: sparse=False")
     return captured
+
+
+CHECKED_SAMPLES = 2
+"""Samples on which the program of a module is compared with it."""
+
+
+def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, nearest: str) -> None:
+    """Raise `CutError` unless a module and its program have the same loss, gradients and buffers, in fp64.
+
+    The module is in fp64 and without dropout afterwards.
+    """
+    drop_nothing(module.double())
+    samples = to_double(select_samples(batch, 0, CHECKED_SAMPLES))
+    with take_tensors(module, samples, loss):
+        inputs = tuple(list_tensors(samples))
+        try:
+            check(export_program(module, inputs), module, [inputs], CHECKED_SAMPLES)
+        except CaptureError as error:
+            raise CutError(f"{error}, or {nearest}, which captures nothing") from error
 
 
 @contextmanager

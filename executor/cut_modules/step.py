@@ -7,7 +7,9 @@ The program's loss is that of all data ranks together, whatever it is: also mean
 losses that compare samples are those of one process.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from meshwise.executor.capture.captured import CaptureError
+from meshwise.executor.capture.captured import CapturedModule, CaptureError
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
+    check_program,
     copy_structure,
     find_signature,
     make_example,
@@ -47,6 +50,10 @@ from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.executor.operators.trainer import build_device_mesh
+from meshwise.strategies.plan.plan import Plan
+
+PlanChoice = Callable[[CapturedModule], Plan]
+"""Returns the plan that cuts the operators of a captured module."""
 
 SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps apart."""
@@ -64,6 +71,9 @@ class CutStep:
     ----------
     layout
         Its plan says how operators are cut.
+    choose_plan
+        Returns the plan for a captured module where the layout has none; rank 0 calls it. The captured program is then
+        compared with the module first.
     """
 
     def __init__(
@@ -78,16 +88,17 @@ class CutStep:
         max_norm: float | None = None,
         device: torch.device,
         seed: int = 0,
+        choose_plan: PlanChoice | None = None,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
         if layout.num_ranks != self.num_ranks:
             rule = f"data * tensor = {layout.num_ranks} ranks, and there are {self.num_ranks}"
             raise ValueError(f"{rule}; nearest: {self.num_ranks} processes")
-        if layout.plan is None:
+        if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
         if precision not in DTYPES:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
-        self.layout, self.plan, self.loss = layout, layout.plan, loss
+        self.layout, self.plan, self.loss, self.choose_plan = layout, layout.plan, loss, choose_plan
         self.precision, self.max_norm, self.seed = precision, max_norm, seed
         self.device = device
         self.module = module.to(self.device, torch.float64 if precision == "fp64" else None)
@@ -95,7 +106,6 @@ class CutStep:
         self.step_number = 0
         self.learning_rate = 0.0
         self._factories = optimizer, scheduler
-        self._ranks = RankMesh(build_device_mesh(self.plan, device.type))
         self._structure: nn.Module | None = None
         self._stages: dict[str, LocalStage] = {}
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
@@ -119,7 +129,7 @@ class CutStep:
         torch.set_rng_state(draws)
         stage.sum_gradients()
         self._clip(stage)
-        self._ranks.records.clear()
+        stage.ranks.records.clear()
         self.learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
         self.module.zero_grad(set_to_none=True)
@@ -206,18 +216,36 @@ class CutStep:
             rule = "a microbatch of a cut module has at least 2 samples on all data ranks"
             raise CutError(f"{rule}, met 1; nearest: num_microbatches=1")
         captured = capture_batch(self._structure, example, self.loss, nearest=nearest)
-        require_same_module(self.plan, captured)
         first_stage = next(iter(self._stages.values()), None)
+        if self.plan is None:
+            check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
+            self.plan = self._choose_plan(captured)
+        require_same_module(self.plan, captured)
+        ranks = RankMesh(build_device_mesh(self.plan, self.device.type)) if first_stage is None else first_stage.ranks
         parameters = {} if first_stage is None else first_stage.parts
         buffers = {} if first_stage is None else {name: part for name, (part, _) in first_stage.buffer_parts.items()}
         module = self.module if first_stage is None else self._structure
         try:
-            stage = compile_stage(captured, module, self.plan, self._ranks, 0, self.device, parameters, buffers)
+            stage = compile_stage(captured, module, self.plan, ranks, 0, self.device, parameters, buffers)
         except CaptureError as error:
             raise CutError(f"{error}; nearest: {nearest}") from error
         if first_stage is None:
             self._put_parts(stage)
         return stage
+
+    def _choose_plan(self, captured: CapturedModule) -> Plan:
+        """Return the plan that rank 0 chooses, on all ranks; its error is that of all."""
+        assert self.choose_plan is not None
+        answer: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                answer[0] = self.choose_plan(captured).to_json()
+            except ValueError as error:
+                answer[0] = str(error)
+        dist.broadcast_object_list(answer, 0)
+        if isinstance(answer[0], str):
+            raise CutError(answer[0])
+        return Plan.from_json(answer[0])
 
     def _put_parts(self, stage: LocalStage) -> None:
         """Have the module's parameters be this rank's parts."""
@@ -268,7 +296,7 @@ class CutStep:
         for name, part in stage.parts.items():
             if part.grad is not None:
                 gradients.append(part.grad)
-                total += part.grad.double().square().sum() / stage.placements[name].count_copies(self._ranks)
+                total += part.grad.double().square().sum() / stage.placements[name].count_copies(stage.ranks)
         dist.all_reduce(total)
         factor = min(self.max_norm / (float(total) ** 0.5 + 1e-6), 1.0)
         for gradient in gradients:

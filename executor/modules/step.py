@@ -10,6 +10,7 @@ True
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,7 @@ class TrainingStep:
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
         if layout.tensor > 1:
-            rule = "tensor: a loop of the user's own has the module whole on every rank"
-            raise ValueError(f"{rule}, met {layout.tensor}; nearest: 1, or meshwise train")
+            raise ValueError(f"tensor: this step has the module whole on every rank, met {layout.tensor}; nearest: 1")
         if layout.data != self.num_ranks:
             rule = f"data: one rank for each part of the batch, and there are {self.num_ranks}"
             raise ValueError(f"{rule}, met {layout.data}; nearest: {self.num_ranks}")
@@ -302,8 +302,8 @@ def parallelize(
     ValueError
         Where the plan cuts the module itself, or has another number of ranks.
     """
-    _join_ranks()
-    layout = plan if isinstance(plan, ModuleLayout) else _read_layout(plan)
+    join_ranks()
+    layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
     return TrainingStep(
         module,
         layout,
@@ -316,16 +316,18 @@ def parallelize(
     )
 
 
-def _read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
+def read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
     """Return the layout of a plan, of its file, or of words; by default that of all ranks."""
     if plan is None:
         return ModuleLayout(count_ranks())
     if isinstance(plan, str) and "=" in plan:
-        return parse_layout(plan, ModuleLayout(count_ranks()))
+        layout = parse_layout(plan, ModuleLayout())
+        is_said = any(word.partition("=")[0].strip() == "data" for word in plan.split(","))
+        return layout if is_said else replace(layout, data=max(count_ranks() // layout.tensor, 1))
     return find_module_layout(plan if isinstance(plan, Plan) else read_plan(Path(plan)))
 
 
-def _join_ranks() -> None:
+def join_ranks() -> None:
     """Join the process group that a launcher has set the environment for, unless this process is in one."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         device = find_device()

@@ -7,26 +7,19 @@ from typing import Any
 
 import torch
 
-from meshwise.executor.capture.captured import CapturedModule, CaptureError
-from meshwise.executor.capture.program import export_program
-from meshwise.executor.cut_modules.captures import CutError, capture_batch, require_same_module, take_tensors
-from meshwise.executor.modules.batches import (
-    count_samples,
-    list_tensors,
-    map_tensors,
-    select_samples,
-    split_evenly,
-    to_double,
+from meshwise.executor.capture.captured import CapturedModule
+from meshwise.executor.cut_modules.captures import (
+    CHECKED_SAMPLES,
+    CutError,
+    capture_batch,
+    check_program,
+    require_same_module,
 )
-from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
 from meshwise.executor.operators.layouts import Layouts
-from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile, load_file
-
-CHECKED_SAMPLES = 2
-"""Samples on which the captured program is compared with the module, in fp64."""
 
 
 def capture_job(job: TrainJob) -> CapturedModule:
@@ -51,14 +44,7 @@ def capture_job(job: TrainJob) -> CapturedModule:
             plan = job.layout.plan
             require_same_module(plan, captured)
             Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
-        drop_nothing(module.double())
-        samples = to_double(select_samples(batch, 0, CHECKED_SAMPLES))
-        with take_tensors(module, samples, user_file.loss):
-            inputs = tuple(list_tensors(samples))
-            try:
-                check(export_program(module, inputs), module, [inputs], CHECKED_SAMPLES)
-            except CaptureError as error:
-                raise CutError(f"{error}, or {nearest}, which captures nothing") from error
+        check_program(module, batch, user_file.loss, nearest=nearest)
     return captured
 
 

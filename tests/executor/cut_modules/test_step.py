@@ -111,5 +111,5 @@ def test_what_cannot_be_cut_is_refused(kind: str, words: str, text: str, monkeyp
 
 
 def test_a_step_of_whole_modules_refuses_cuts() -> None:
-    with pytest.raises(ValueError, match="tensor: a loop of the user's own has the module whole on every rank, met 2"):
+    with pytest.raises(ValueError, match="tensor: this step has the module whole on every rank, met 2"):
         TrainingStep(torch.nn.Linear(2, 2), ModuleLayout(tensor=2), optimizer=make_adamw(0.1))
