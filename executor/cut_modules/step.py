@@ -93,7 +93,7 @@ class CutStep:
         self.num_ranks, self.rank = count_ranks(), find_rank()
         if layout.num_ranks != self.num_ranks:
             rule = f"data * tensor = {layout.num_ranks} ranks, and there are {self.num_ranks}"
-            raise ValueError(f"{rule}; nearest: {self.num_ranks} processes")
+            raise ValueError(f"{rule}; nearest: data=1,tensor={self.num_ranks}")
         if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
         if precision not in DTYPES:

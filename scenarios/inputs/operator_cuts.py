@@ -62,7 +62,8 @@ def choose_cuts(graph: OperatorGraph, *, data: int, tensor: int, samples: int, n
 
 def _build_cluster(num_devices: int) -> Cluster:
     """Return devices on one fast network: only ratios of computing to bytes that move decide."""
-    accelerator = Accelerator("any", (("fp32", 1e14),), memory=2.0**50, memory_bandwidth=2e12)
+    peaks = tuple((precision, 1e14) for precision in ("fp64", "fp32", "fp16", "bf16", "fp8"))
+    accelerator = Accelerator("any", peaks, memory=2.0**50, memory_bandwidth=2e12)
     link = Link(latency=1e-8, bandwidth=1e11)
     return build_homogeneous("any", accelerator, Host("any", 2.0**50), 1, num_devices, link, link)
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from meshwise.executor.capture.captured import CapturedModule
     from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.modules.layout import ModuleLayout
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parallelize(
-    module: "nn.Module", plan: "Plan | ModuleLayout | str | Path | None" = None, **options: Any
+    module: Any, plan: "Plan | ModuleLayout | str | Path | None" = None, **options: Any
 ) -> "TrainingStep | CutStep":
     """Return the step of training of a module under a plan, in a loop of the user's own.
 
@@ -25,7 +23,7 @@ def parallelize(
     Parameters
     ----------
     module
-        Whole and with equal parameters on every rank; its forward takes a batch.
+        A ``torch.nn.Module``, whole and with equal parameters on every rank; its forward takes a batch.
     plan
         A plan or the file of one, words such as ``data=2,zero=3`` or ``data=2,tensor=2``, or a `ModuleLayout`; by
         default data parallelism over all ranks. Words with ``tensor`` have the shardings of operators searched for.

@@ -26,6 +26,7 @@ from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import call_module, read_loss
 from meshwise.executor.operators import calls, collectives, stage_compiler
 from meshwise.executor.operators.local_stage import LocalStage
+from meshwise.scenarios.inputs.own_loop import parallelize
 
 STEPS = 3
 
@@ -109,12 +110,15 @@ def train_plainly(kind: str, max_norm: float | None) -> tuple[list[float], nn.Mo
 
 def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return how far the steps of a case are from a loop of torch, and which part of the parameters a rank has."""
-    kind, layout, max_norm = case["kind"], ModuleLayout.from_json(case["layout"]), case.get("max_norm")
+    kind, max_norm = case["kind"], case.get("max_norm")
     losses, expected = train_plainly(kind, max_norm)
     with broken(case.get("fault", "")):
         options: dict[str, Any] = {"optimizer": networks.optimizer, "scheduler": networks.scheduler}
         options |= {"loss": find_loss(kind), "precision": "fp64", "max_norm": max_norm}
-        step = CutStep(build(kind), layout, device=torch.device("cpu"), **options)
+        if "words" in case:  # as in a loop of the user's own
+            step = parallelize(build(kind), case["words"], **options)
+        else:
+            step = CutStep(build(kind), ModuleLayout.from_json(case["layout"]), device=torch.device("cpu"), **options)
         try:
             found = [step.global_batch(batch) for batch in batches(kind)]
         except RuntimeError:  # of autograd, on all ranks at once: a fault that shows at once

@@ -52,13 +52,14 @@ def test_ranks_compute_what_a_loop_of_torch_does_and_faults_show(
 ) -> None:
     kinds = ("packed", "gated", "perceptron", "dropout")
     layouts = {kind: find_layout(kind, "tensor=2", monkeypatch).to_json() for kind in kinds}
-    right = [{"kind": kind, "layout": layouts[kind], "max_norm": 0.5} for kind in kinds]
+    right: list[dict[str, Any]] = [{"kind": kind, "layout": layouts[kind], "max_norm": 0.5} for kind in kinds]
+    right.insert(0, {"kind": "perceptron", "words": "tensor=2"})
     wrong = [{"kind": kind, "layout": layouts[kind], "fault": fault} for fault, kind in FAULTS.items()]
     for found in run_ranks(right + wrong, 2, tmp_path / "two", monkeypatch):
-        for case, result in zip(right[:3], found, strict=False):
+        for case, result in zip(right[:-1], found, strict=False):
             assert result["losses"] <= 1e-12 and result["weights"] <= 1e-9 and not result["names"], (case, result)
             assert result["share"] < 0.65, case  # norms and positions are whole on both ranks
-        first, again, other = found[3]
+        first, again, other = found[len(right) - 1]
         assert first == again and first[0] != first[1] and first[0] != other[0]
         faulty = zip(FAULTS, found[len(right) :], strict=True)
         shown = {fault for fault, result in faulty if result["losses"] > 1e-9 or result["weights"] > 1e-9}
