@@ -88,9 +88,11 @@ DTYPES = {
     torch.float8_e5m2: "fp8",
     torch.bool: "mask",
     torch.complex64: "fp64",
+    torch.complex128: "fp64",
     **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), "int64"),
 }
-"""Name of each torch dtype in the graph: complex64 counts as fp64, which has as many bytes; integers are indices."""
+"""Name of each torch dtype in the graph: complex numbers count as fp64, which has the bytes of complex64; integers are
+indices."""
 
 
 class Assembly:

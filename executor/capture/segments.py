@@ -56,7 +56,8 @@ def _build_draft(reading: Reading, node: Node, work: Work) -> Draft:
     reduced = list_leaves(work.reduced_dims)
     all_dims = (torch_dim for dims in (*work.outputs, *tensor_dims) for torch_dim in dims)
     space = tuple(dict.fromkeys((*list_leaves(work.space or all_dims), *reduced)))
-    uncut_dims = {*list_leaves(work.uncut_dims), *_find_inner_dims(tensor_dims)}
+    inner_dims = set() if work.kind in _PRODUCTS else _find_inner_dims(tensor_dims)
+    uncut_dims = {*list_leaves(work.uncut_dims), *inner_dims}
     roots = [reading.find_root(operand) for operand in operands]
     is_parameter = [value[0].name in reading.program.parameters for value in roots]
     read_values = [value for value, is_owned in zip(roots, is_parameter, strict=True) if not is_owned]
@@ -79,8 +80,12 @@ def _build_draft(reading: Reading, node: Node, work: Work) -> Draft:
     )
 
 
+_PRODUCTS = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL)
+"""Operators that any part of a torch dim may be cut from, as of packed queries, keys and values the heads of each."""
+
+
 def _find_inner_dims(tensor_dims: list[TensorDims]) -> set[Dim]:
-    """Return the inner dims of merged torch dims; a contiguous part of a merged dim is not a part of its inner dims."""
+    """Return the inner dims of merged torch dims; a contiguous part of a merged dim is not a part of these."""
     return {leaf for dims in tensor_dims for dim in dims if dim is not None for leaf in dim.leaves[1:]}
 
 
@@ -92,7 +97,7 @@ def _adjust_kind(
     A product without two operands, and an embedding whose table is no parameter, count as elementwise.
     """
     assert kind is not None
-    products = (OperatorKind.MATMUL, OperatorKind.BATCH_MATMUL, OperatorKind.CONVOLUTION)
+    products = (*_PRODUCTS, OperatorKind.CONVOLUTION)
     unique_values = list(dict.fromkeys(read_values))
     if kind in products and (not read_values or len(unique_values) + len(parameter_values) < 2):
         return OperatorKind.ELEMENTWISE, unique_values

@@ -1,4 +1,4 @@
-"""What a plan says of a user's module: data parallelism, shards of states, recomputation, stages of a pipeline."""
+"""What a plan says of a user's module: data parallelism, shards of states, recomputation, stages, cuts of operators."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwise.executor.supported import ALL_REDUCE
 from meshwise.strategies.plan.layout import STEP_DECISIONS
-from meshwise.strategies.plan.mesh import DATA, REPLICA
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, REPLICA
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import Recompute
 from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
@@ -28,7 +28,7 @@ class ModuleLayout:
     Parameters
     ----------
     data
-        Ranks with samples of their own; with a pipeline those of each stage.
+        Parts of the batch, each of which ranks of other stages, or with other parts of operators, have too.
     zero
         What ranks share: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
     zero_shards
@@ -47,6 +47,10 @@ class ModuleLayout:
         Stages of a pipeline rank, for schedules that interleave them.
     cuts
         Names of the modules at which stages after the first begin; none for stages of about equal work.
+    tensor
+        Ranks over which the operators of the module are cut; with 1 they are whole.
+    plan
+        How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
     """
 
     data: int = 1
@@ -59,12 +63,13 @@ class ModuleLayout:
     schedule: str = "1f1b"
     chunks: int = 1
     cuts: tuple[str, ...] = ()
+    tensor: int = 1
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        if self.data < 1 or self.num_microbatches < 1:
-            raise ValueError(
-                f"data and num_microbatches are at least 1, met {self.data} and {self.num_microbatches}; nearest: 1"
-            )
+        for name in ("data", "num_microbatches", "pipeline", "chunks", "tensor"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, met {getattr(self, name)}; nearest: 1")
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero is 0, 1, 2 or 3, met {self.zero}; nearest: {min(max(self.zero, 0), 3)}")
         if self.zero_shards < 0 or (self.zero_shards and self.data % self.zero_shards):
@@ -74,8 +79,14 @@ class ModuleLayout:
                 f"recompute: a block of a module is computed again whole or not at all, met {self.recompute}; "
                 f"nearest: {Recompute.FULL}"
             )
-        if self.pipeline < 1 or self.chunks < 1:
-            raise ValueError(f"pipeline and chunks are at least 1, met {self.pipeline} and {self.chunks}; nearest: 1")
+        if self.tensor > 1 and self.pipeline > 1:
+            raise ValueError(f"pipeline: operators that are cut are in one stage, met {self.pipeline}; nearest: 1")
+        if self.tensor > 1 and self.zero:
+            raise ValueError(f"zero: states of a module that is cut are cut with it, met {self.zero}; nearest: 0")
+        if self.tensor > 1 and self.recompute is not Recompute.NONE:
+            raise ValueError(
+                f"recompute: a module that is cut keeps what backward reads, met {self.recompute}; nearest: none"
+            )
         if self.pipeline > 1:
             self._require_stages()
 
@@ -102,7 +113,32 @@ class ModuleLayout:
     @property
     def num_ranks(self) -> int:
         """All ranks."""
-        return self.data * self.pipeline
+        return self.data * self.pipeline * self.tensor
+
+    def find_data_part(self, rank: int) -> int:
+        """Return which part of the batch a rank has: ranks of a stage, or of a tensor axis, follow each other.
+
+        >>> [ModuleLayout(data=2, tensor=2).find_data_part(rank) for rank in range(4)]
+        [0, 0, 1, 1]
+        >>> [ModuleLayout(data=2, pipeline=2, num_microbatches=2).find_data_part(rank) for rank in range(4)]
+        [0, 1, 0, 1]
+        """
+        if self.tensor == 1:
+            return rank % self.data
+        if self.plan is None:
+            return rank // self.tensor
+        inner = 1
+        for axis in reversed(self.plan.mesh.axes):
+            if axis.name == DATA:
+                return rank // inner % axis.size
+            inner *= axis.size
+        return 0
+
+    @property
+    def data_ranks(self) -> tuple[int, ...]:
+        """The first rank of every part of the batch."""
+        parts = [self.find_data_part(rank) for rank in range(self.num_ranks)]
+        return tuple(parts.index(part) for part in range(self.data))
 
     @property
     def shards(self) -> int:
@@ -118,7 +154,10 @@ class ModuleLayout:
         parts = [f"pipeline {self.pipeline} ({self.schedule})"] if self.pipeline > 1 else []
         if self.cuts:
             parts.append(f"cut at {', '.join(self.cuts)}")
-        parts += [f"data {self.data}", f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
+        parts.append(f"data {self.data}")
+        if self.tensor > 1:
+            parts.append(f"tensor {self.tensor}")
+        parts += [f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards < self.data else ""))
         if self.zero == 3 and not self.reshard_after_forward:
@@ -129,22 +168,28 @@ class ModuleLayout:
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain data."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"plan": None if self.plan is None else self.plan.to_json()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
-        return cls(**document | {"recompute": Recompute(document["recompute"]), "cuts": tuple(document["cuts"])})
+        plan = None if document["plan"] is None else Plan.from_json(document["plan"])
+        values = {"recompute": Recompute(document["recompute"]), "cuts": tuple(document["cuts"]), "plan": plan}
+        return cls(**document | values)
 
 
-WORDS = ("data", "zero", "zero_shards", "num_microbatches", "recompute", "pipeline", "schedule", "chunks", "cuts")
+WORDS = (
+    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "pipeline", "schedule", "chunks", "cuts",
+)  # fmt: skip
 """What `parse_layout` reads."""
 
 
 def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
     """Return the layout of words ``NAME=VALUE,...``; what they do not say is as in ``default``.
 
-    The names of ``cuts`` have ``+`` between them. Ranks that a pipeline leaves of those of ``default`` are data ranks.
+    The names of ``cuts`` have ``+`` between them. Where data ranks are not said, they are what stages and cuts leave of
+    the ranks of ``default``.
 
     >>> parse_layout("data=4,zero=3,recompute=full", ModuleLayout()).describe()
     'data 4, 1 microbatch, ZeRO-3, full recompute'
@@ -169,7 +214,8 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
         else:
             values[name] = int(value)
     if "data" not in values:
-        values["data"] = max(default.num_ranks // values.get("pipeline", default.pipeline), 1)
+        cuts = values.get("pipeline", default.pipeline) * values.get("tensor", default.tensor)
+        values["data"] = max(default.num_ranks // cuts, 1)
     return replace(default, **values)
 
 
@@ -183,15 +229,20 @@ def read_plan(path: Path) -> Plan:
 
 
 def find_module_layout(plan: Plan) -> ModuleLayout:
-    """Return what a plan says of a module that stays whole.
+    """Return what a plan says of a user's module: one that stays whole, or whose operators its shardings cut.
 
     Raises
     ------
     ValueError
-        With every reason where the plan says more, such as a cut of operators.
+        With every reason where the plan says more, such as stages.
     """
     if reasons := tuple(list_cuts(plan)):
-        raise ValueError("a user's module stays whole on every rank: " + "; ".join(reasons))
+        raise ValueError("a user's module runs in one stage: " + "; ".join(reasons))
+    if plan.operator_ranks > 1:
+        if not plan.shardings:
+            raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
+        options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": plan.recompute}
+        return ModuleLayout(plan.data, plan.zero, tensor=plan.operator_ranks, plan=plan, **options)
     assert isinstance(plan.recompute, Recompute)
     shards = plan.shards if plan.zero and plan.replica > 1 else 0
     keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
@@ -204,9 +255,10 @@ _SILENT = frozenset(("schedule", "chunks", "placement", "overlap_gradients"))
 
 
 def list_cuts(plan: Plan) -> Iterator[str]:
-    """Yield every reason why a module does not stay whole under a plan, or why a `ModuleLayout` cannot say the plan."""
+    """Yield every reason why a `ModuleLayout` cannot say a plan."""
+    known_axes = (DATA, *OPERATOR_AXES) if plan.operator_ranks > 1 else (DATA, REPLICA)
     for axis in plan.mesh.axes:
-        if axis.name not in (DATA, REPLICA) and axis.size > 1:
+        if axis.name not in known_axes and axis.size > 1:
             yield f"{axis.name}: met {axis.size}; nearest: 1"
     if not isinstance(plan.microbatch, int):
         yield f"microbatch: one size on all data ranks, met {list(plan.microbatch)}; nearest: {plan.sizes[-1]}"

@@ -94,6 +94,8 @@ class TrainingStep:
         seed: int = 0,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
+        if layout.tensor > 1:
+            raise ValueError(f"tensor: this step has the module whole on every rank, met {layout.tensor}; nearest: 1")
         if layout.num_ranks != self.num_ranks:
             rule = f"a plan is for all ranks that were started, {self.num_ranks}"
             raise ValueError(f"{rule}, met {layout.describe()}; nearest: data={self.num_ranks // layout.pipeline or 1}")
@@ -105,7 +107,7 @@ class TrainingStep:
         if precision == "fp64":
             turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
-        self.data_rank = self.rank % layout.data
+        self.data_rank = layout.find_data_part(self.rank)
         self.step_number = 0
         self.learning_rate = 0.0
         self._factories = optimizer, scheduler

@@ -1,13 +1,12 @@
 """Collectives on a rank's part of a tensor, along one axis of a mesh, and operators on such parts.
 
-Autograd functions redistribute values between layouts, and their gradients back.
-
 Most ATen operators run on parts as on whole tensors. A few must know which part they have, and are replaced here: a
 table of which a rank has some rows, a bias that must be added once, a mean over more elements than a rank has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -24,6 +23,9 @@ from meshwise.strategies.plan.sharding import Redistribution, ShardingSpec, appl
 
 Dims = tuple[str, ...]
 """The named dims of a tensor, one for each of its torch dims."""
+
+Change = Callable[[Tensor], Tensor]
+"""Turns this rank's part of a tensor in one layout into its part in another: a collective, or a cut without one."""
 
 
 class CollectiveRecord(NamedTuple):
@@ -44,7 +46,7 @@ class RankMesh:
         self.records: list[CollectiveRecord] = []
         names = mesh.mesh_dim_names or ()
         self.size = {name: mesh.size(index) for index, name in enumerate(names)}
-        self.coordinate = {name: mesh.get_local_rank(name) for name in names}
+        self.coordinate = dict(zip(names, mesh.get_coordinate() or (), strict=True))
 
     def count_parts(self, axes: tuple[str, ...]) -> int:
         """Return the number of parts into which axes cut a dim: the product of their sizes."""
@@ -59,30 +61,42 @@ class RankMesh:
 
     def redistribute(self, local_part: Tensor, dims: Dims, source: ShardingSpec, target: ShardingSpec) -> Tensor:
         """Return this rank's part of a tensor in the layout ``target``, from its part in the layout ``source``."""
-        layout = source
-        for move in redistribute(source, target):
-            local_part = self.run_collective(local_part, dims, layout, move)
-            layout = apply_move(layout, move)
-        for dim in dims:
-            for axis in target.axes(dim)[len(layout.axes(dim)) :]:
-                local_part = self._cut(local_part, dims.index(dim), axis)
+        for change in self.list_changes(dims, source, target):
+            local_part = change(local_part)
         return local_part.contiguous()
 
-    def run_collective(self, local_part: Tensor, dims: Dims, layout: ShardingSpec, move: Redistribution) -> Tensor:
-        """Return this rank's part of a tensor after one collective."""
-        for dim, axis in move.free_cuts:
-            local_part = self._cut(local_part, dims.index(dim), axis)
-        if self.size.get(move.axis, 1) == 1:
-            return local_part
+    def list_changes(self, dims: Dims, source: ShardingSpec, target: ShardingSpec) -> tuple[Change, ...]:
+        """Return what turns this rank's part in the layout ``source`` into its part in ``target``, one after another.
+
+        It is empty where no rank changes anything, as along axes of one rank.
+        """
+        layout, changes = source, list[Change]()
+        for move in redistribute(source, target):
+            changes += [self._cut_dim(dims.index(dim), axis) for dim, axis in move.free_cuts if self._is_divided(axis)]
+            if self._is_divided(move.axis):
+                changes.append(self._plan_collective(dims, layout, move))
+            layout = apply_move(layout, move)
+        for index, dim in enumerate(dims):
+            new_axes = target.axes(dim)[len(layout.axes(dim)) :]
+            changes += [self._cut_dim(index, axis) for axis in new_axes if self._is_divided(axis)]
+        return tuple(changes)
+
+    def _is_divided(self, axis: str) -> bool:
+        return self.size.get(axis, 1) > 1
+
+    def _cut_dim(self, index: int, axis: str) -> Change:
+        return partial(self._cut, index=index, axis=axis)
+
+    def _plan_collective(self, dims: Dims, layout: ShardingSpec, move: Redistribution) -> Change:
+        """Return the collective of a move, from a part in ``layout``."""
         cut_dim = next((index for index, dim in enumerate(dims) if move.axis in layout.axes(dim)), -1)
         target_dim = dims.index(move.dim) if move.dim in dims else -1
-        collective: Callable[[], Tensor] = {
-            Collective.ALL_REDUCE: lambda: self.all_reduce(local_part, move.axis),
-            Collective.REDUCE_SCATTER: lambda: self._reduce_scatter(local_part, target_dim, move.axis),
-            Collective.ALL_GATHER: lambda: self._all_gather(local_part, cut_dim, move.axis),
-            Collective.ALL_TO_ALL: lambda: self._all_to_all(local_part, cut_dim, target_dim, move.axis),
+        return {
+            Collective.ALL_REDUCE: partial(self.all_reduce, axis=move.axis),
+            Collective.REDUCE_SCATTER: partial(self._reduce_scatter, index=target_dim, axis=move.axis),
+            Collective.ALL_GATHER: partial(self._all_gather, index=cut_dim, axis=move.axis),
+            Collective.ALL_TO_ALL: partial(self._all_to_all, cut_dim=cut_dim, target_dim=target_dim, axis=move.axis),
         }[move.collective]
-        return collective()
 
     def all_reduce(self, local_part: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
         """Return the sum of the parts of all ranks along an axis, or of the ranks of ``group`` along it."""
@@ -133,40 +147,6 @@ class RankMesh:
         self.records.append(CollectiveRecord(collective, axis, size, start, self.read_clock()))
 
 
-class Move(torch.autograd.Function):
-    """Redistributes a value to the layout in which it is read, and its gradient back to the layout of the value."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        local_part: Tensor,
-        ranks: RankMesh,
-        dims: Dims,
-        source: ShardingSpec,
-        target: ShardingSpec,
-        gradient_layout: ShardingSpec,
-    ) -> Tensor:
-        """Return this rank's part in the layout ``target``.
-
-        Parameters
-        ----------
-        source
-            The layout of ``local_part``.
-        gradient_layout
-            The layout in which the gradient arrives. Backward returns it in the layout ``source``, with nothing left to
-            sum.
-        """
-        ctx.ranks, ctx.dims, ctx.source, ctx.gradient_layout = ranks, dims, source, gradient_layout
-        result = ranks.redistribute(local_part, dims, source, target)
-        return result.view_as(result) if result is local_part else result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the value, in the value's own layout."""
-        source, target = ctx.gradient_layout, ctx.source.without_partial
-        return ctx.ranks.redistribute(gradients[0], ctx.dims, source, target), None, None, None, None, None
-
-
 class SingleBias(torch.autograd.Function):
     """Keeps a bias on one of the ranks whose results are summed; every rank has the gradient of a bias of the sum."""
 
@@ -200,12 +180,10 @@ class OperatorPart(NamedTuple):
     row_axes: tuple[str, ...]
 
 
-def run_on_part(node: Node, part: OperatorPart, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Return the result of a node's operator on this rank's part."""
+def find_part_operator(node: Node, part: OperatorPart) -> Callable[..., Any]:
+    """Return what computes a node's operator on this rank's part: the operator itself, or what stands for it."""
     part_operator = _PART_OPERATORS.get(node.target) if part.summed_axes else None
-    if part_operator is not None:
-        return part_operator(part, *arguments, **options)
-    return node.target(*arguments, **options)  # type: ignore[operator]
+    return node.target if part_operator is None else partial(part_operator, part)  # type: ignore[return-value]
 
 
 def move_options(options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

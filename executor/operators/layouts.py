@@ -6,6 +6,7 @@ torch dim for each named dim. The program of a pipeline stage has its nodes, and
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from torch.fx import Node
 
@@ -39,12 +40,20 @@ class Layouts:
         Shardings by the name of an operator in the graph, or of an operator in one occurrence of a block.
     batch_axes
         Axes that cut the batch of every operator that has one, before the axes of its sharding: data parallelism.
+    inputs_are_cut
+        Whether a rank has its own samples of the inputs alone, as ``batch_axes`` cut them; else it has all.
     """
 
     def __init__(
-        self, captured: CapturedModule, shardings: Mapping[str, OperatorSharding], batch_axes: tuple[str, ...] = ()
+        self,
+        captured: CapturedModule,
+        shardings: Mapping[str, OperatorSharding],
+        batch_axes: tuple[str, ...] = (),
+        *,
+        inputs_are_cut: bool = False,
     ) -> None:
         self.captured = captured
+        self._input_layout = ShardingSpec(((BATCH, batch_axes),)) if inputs_are_cut and batch_axes else REPLICATED
         self._operators = {
             f"{block.name}.{operator.name}": operator for block in captured.graph.blocks for operator in block.operators
         }
@@ -138,6 +147,19 @@ class Layouts:
         block = self.captured.operators[node.name].rpartition(".")[0]
         return root, self.find_reading(node, root).layout, f"{block}.{self.captured.occurrence[node.name]}"
 
+    def find_row_axes(self, node: Node) -> tuple[str, ...]:
+        """Return the axes that cut the first dim of the first argument of a node."""
+        argument = node.args[0] if node.args else None
+        dims = self.captured.dims.get(argument.name, ()) if isinstance(argument, Node) else ()
+        cuts = dict(self.sharding(node).cuts)
+        return tuple(axis for dim in (dims[0] if dims else ()) for axis in cuts.get(dim, ()))
+
+    def list_summed_axes(self, root: str) -> tuple[str, ...]:
+        """Return the axes over which the gradient of a parameter is summed once a step, not in every pass."""
+        placed_axes = self.value_layouts[root].cut_axes
+        partial_axes = [spec.partial for (name, *_), spec in self.gradient_layouts.items() if name == root]
+        return tuple(axis for axis in dict.fromkeys(chain.from_iterable(partial_axes)) if axis not in placed_axes)
+
     def is_regathered(self, node: Node, root: str) -> bool:
         """Return whether a node's operator gathers a parameter again for backward.
 
@@ -178,7 +200,9 @@ class Layouts:
             self.roots[node.name] = self.roots[_find_source(node).name]
 
     def _find_placeholder_layout(self, node: Node) -> ShardingSpec:
-        """Return the layout of a placeholder: a parameter is cut as its first reader keeps it, all others are whole."""
+        """Return the layout of a placeholder: a parameter is cut as its first reader keeps it."""
+        if node.name in self.captured.inputs:
+            return self._input_layout
         readers = _list_readers(self.captured, node)
         if node.name not in self.captured.parameters or not readers:
             return REPLICATED

@@ -78,24 +78,28 @@ class Pipeline:
 
         ``microbatches`` has the whole inputs of every microbatch.
         """
-        passes: dict[tuple[int, int], tuple[Pass, Tensor | None]] = {}
+        passes: dict[tuple[int, int], Pass] = {}
         total: float | None = None
         for action in self.actions:
             stage, microbatch = action.stage, action.microbatch
             if action.kind is ActionKind.FORWARD:
-                forward_pass = Pass(self.network, self.network.programs[stage], microbatches[microbatch])
+                forward_pass = Pass(self.network, stage, microbatches[microbatch])
                 messages = self._receive(stage - 1, stage, microbatch, forward_pass.make_receive_buffers())
                 with self.recorder.span(TaskKind.FORWARD, stage, microbatch):
                     outputs = forward_pass.forward(messages)
-                    loss = forward_pass.loss() / len(microbatches) if stage == self.final else None
-                self._send(stage, stage + 1, microbatch, outputs)
-                passes[stage, microbatch] = forward_pass, loss
-                total = total if loss is None else (total or 0.0) + float(loss.detach())
+                passes[stage, microbatch] = forward_pass
+                if stage == self.final:
+                    total = (total or 0.0) + float(outputs[0]) / len(microbatches)
+                else:
+                    self._send(stage, stage + 1, microbatch, outputs)
             else:
-                backward_pass, loss = passes.pop((stage, microbatch))
-                messages = self._receive(stage + 1, stage, microbatch, backward_pass.make_gradient_buffers())
+                backward_pass = passes.pop((stage, microbatch))
+                if stage == self.final:
+                    messages = [torch.full_like(value, 1 / len(microbatches)) for value in backward_pass.sent_values]
+                else:
+                    messages = self._receive(stage + 1, stage, microbatch, backward_pass.make_gradient_buffers())
                 with self.recorder.span(TaskKind.BACKWARD, stage, microbatch):
-                    gradients = backward_pass.backward(messages, loss)
+                    gradients = backward_pass.backward(messages)
                 self._send(stage, stage - 1, microbatch, gradients)
         for work, _ in self._sends:
             if work is not None:
@@ -270,16 +274,15 @@ class OperatorTrainer:
         rows = [[str(record.collective), record.axis, record.size] for record in self.ranks.records]
         collectives_file(folder, rank).write_text(json.dumps(rows))
         arrays: dict[str, Any] = {}
-        for root, part in self.network.parts.items():
-            name = self.network.names[root]
-            arrays[f"parameter {name}"] = self.network.gather_parameter(root, part.detach()).cpu().numpy()
+        for name, part in self.network.parts.items():
+            arrays[f"parameter {name}"] = self.network.gather_parameter(name, part.detach()).cpu().numpy()
             gradient = torch.zeros_like(part) if part.grad is None else part.grad
-            arrays[f"gradient {name}"] = self.network.gather_parameter(root, gradient).cpu().numpy()
+            arrays[f"gradient {name}"] = self.network.gather_parameter(name, gradient).cpu().numpy()
         for name, parameter in self.network.list_unread(self.built_module.module).items():
             arrays[f"parameter {name}"] = parameter.detach().cpu().numpy()
             arrays[f"gradient {name}"] = torch.zeros_like(parameter).detach().cpu().numpy()
-        for name in self.network.renewed_buffers.updates:
-            arrays[f"buffer {name}"] = self.network.renewed_buffers.gather_buffer(name).cpu().numpy()
+        for name, stage in self.network.buffers_of.items():
+            arrays[f"buffer {name}"] = stage.gather_buffer(name).cpu().numpy()
         np.savez(tensors_file(folder, rank), **arrays)
 
 

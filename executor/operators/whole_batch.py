@@ -38,6 +38,7 @@ from meshwise.simulator.operator_graph import OperatorGraph
 
 Inputs = tuple[Tensor, ...]
 _WRITTEN = "the same written with torch's own operators, as x + (y - x).detach()"
+_RESHAPE = torch.ops.aten.reshape.default
 HALF = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -128,6 +129,10 @@ class _Values(torch.fx.Interpreter):
         super().__init__(module)
         self.names = names
         self.node_values: dict[str, Any] = {}
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator; a view copies where strides of real tensors are not those of the export."""
+        return super().call_function(_RESHAPE if target is torch.ops.aten.view.default else target, args, kwargs)
 
     def run_node(self, n: Node) -> Any:
         """Return the value of a node."""

@@ -76,8 +76,8 @@ def parallelize(
     ValueError
         Where the plan cuts the module itself, or has another number of ranks.
     """
-    _join_ranks()
-    layout = plan if isinstance(plan, ModuleLayout) else _read_layout(plan)
+    join_ranks()
+    layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
     return make_step(
         module,
         layout,
@@ -90,7 +90,7 @@ def parallelize(
     )
 
 
-def _read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
+def read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
     """Return the layout of a plan, of its file, or of words; by default that of all ranks."""
     if plan is None:
         return ModuleLayout(count_ranks())
@@ -99,7 +99,7 @@ def _read_layout(plan: Plan | str | Path | None) -> ModuleLayout:
     return find_module_layout(plan if isinstance(plan, Plan) else read_plan(Path(plan)))
 
 
-def _join_ranks() -> None:
+def join_ranks() -> None:
     """Join the process group that a launcher has set the environment for, unless this process is in one."""
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         device = find_device()

@@ -5,7 +5,7 @@ The log has a JSON line a step, and goes on where a run goes on. TensorBoard rea
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,16 +69,18 @@ class StepReader:
 
     Parameters
     ----------
-    num_data_ranks
-        Ranks with samples of their own, which are the first; later stages of a pipeline read the same ones.
+    data_ranks
+        A rank for every part of the batch; others read the same samples.
     progress
         Called with every new step.
 
     ``rows`` are the steps so far.
     """
 
-    def __init__(self, folder: Path, num_ranks: int, num_data_ranks: int, progress: Progress | None = None) -> None:
-        self._num_data_ranks = num_data_ranks
+    def __init__(
+        self, folder: Path, num_ranks: int, data_ranks: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        self._data_ranks = data_ranks
         self.rows: list[StepRow] = []
         self._paths = [metrics_file(folder, rank) for rank in range(num_ranks)]
         self._offsets = [0] * num_ranks
@@ -90,7 +92,7 @@ class StepReader:
         for rank in range(len(self._paths)):
             self._waiting[rank] += self._read_rank(rank)
         for _ in range(min(map(len, self._waiting))):
-            row = _join([waiting.pop(0) for waiting in self._waiting], self._num_data_ranks)
+            row = _join([waiting.pop(0) for waiting in self._waiting], self._data_ranks)
             self.rows.append(row)
             if self._progress is not None:
                 self._progress(row)
@@ -107,8 +109,8 @@ class StepReader:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def _join(rank_rows: list[dict[str, Any]], num_data_ranks: int) -> StepRow:
-    first_row, data_rows = rank_rows[0], rank_rows[:num_data_ranks]
+def _join(rank_rows: list[dict[str, Any]], data_ranks: Sequence[int]) -> StepRow:
+    first_row, data_rows = rank_rows[0], [rank_rows[rank] for rank in data_ranks]
     tokens = [row["tokens"] for row in data_rows]
     return StepRow(
         first_row["step"],

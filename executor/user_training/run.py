@@ -179,7 +179,7 @@ def _launch(
 ) -> list[StepRow]:
     """Run the ranks of a job and return its steps; `StoppedError` where it was asked to end before the last one."""
     path = job.write(folder)
-    reader = StepReader(folder, job.layout.num_ranks, job.layout.data, progress)
+    reader = StepReader(folder, job.layout.num_ranks, job.layout.data_ranks, progress)
     with StopRequest(folder, tell) as request:
 
         def poll() -> None:

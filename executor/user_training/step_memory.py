@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.modules.batches import list_tensors
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
@@ -25,7 +26,7 @@ class StepMemory:
         self.peak: int | None = None
 
     @contextmanager
-    def record(self, step: TrainingStep, batch: Any) -> Iterator[None]:
+    def record(self, step: TrainingStep | CutStep, batch: Any) -> Iterator[None]:
         """Record the body, a step on a batch."""
         resident = count_resident_bytes(step, batch)
         with record_tensor_peak() as peak:
@@ -33,7 +34,7 @@ class StepMemory:
         self.peak = resident + peak.size
 
 
-def count_resident_bytes(step: TrainingStep, batch: Any) -> int:
+def count_resident_bytes(step: TrainingStep | CutStep, batch: Any) -> int:
     """Return the bytes of what a rank has between two steps: parameters, states, buffers and the next batch.
 
     `DistributedDataParallel` also has buckets of all gradients, in memory of its own.

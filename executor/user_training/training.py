@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.modules.batches import count_samples, count_tokens, to_double
@@ -93,7 +94,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     if first_step >= job.steps:
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
-    batches = open_batches(job, user_file, rank % job.layout.data, job.layout.data, first_step)
+    batches = open_batches(job, user_file, job.layout.find_data_part(rank), job.layout.data, first_step)
     is_asked = stop.ask_all(accelerator.device)
     step_memory = StepMemory()
     is_recorded = accelerator.read_memory() is None and job.steps - first_step >= FEWEST_STEPS
@@ -160,12 +161,13 @@ def load_source(job: TrainJob) -> UserFile:
     return open_pretrained(job)
 
 
-def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep:
+def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep | CutStep:
     """Return the step of training of a user's file."""
     module = user_file.build_model(job.seed)
     if job.without_dropout:
         drop_nothing(module)
-    return make_step(
+    make = CutStep if job.layout.tensor > 1 else make_step
+    return make(
         module,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
@@ -202,7 +204,7 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
 
 
 def evaluate_step(
-    job: TrainJob, step: TrainingStep, user_file: UserFile, rank: int, heartbeat: Heartbeat
+    job: TrainJob, step: TrainingStep | CutStep, user_file: UserFile, rank: int, heartbeat: Heartbeat
 ) -> dict[str, float]:
     """Return the figures of the user's evaluation over all samples; an error in his code names its line."""
     heartbeat.beat("evaluation")
@@ -213,7 +215,7 @@ def evaluate_step(
 
     try:
         seed_draws(job.seed)
-        data_rank = rank % job.layout.data
+        data_rank = job.layout.find_data_part(rank)
         data, is_own = user_file.open_data(data_rank, job.layout.data, "evaluation_data")
         batch = job.batch or user_file.batch
         batches = iterate_evaluation(data, is_own=is_own, batch=batch, rank=data_rank, num_ranks=job.layout.data)
@@ -224,7 +226,7 @@ def evaluate_step(
         raise_with_line(error, user_file, "evaluate(): ")
 
 
-def run_step(step: TrainingStep, batch: Any, user_file: UserFile) -> float:
+def run_step(step: TrainingStep | CutStep, batch: Any, user_file: UserFile) -> float:
     """Return the loss of a step; an error in the user's own code names its line."""
     try:
         return step(batch)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from meshwise.executor.capture.capture import capture as capture
     from meshwise.executor.launch.run import Run as Run
     from meshwise.executor.launch.run import execute as execute
-    from meshwise.executor.stages.parallelize import parallelize as parallelize
     from meshwise.scenarios.files.errors import Fault as Fault
     from meshwise.scenarios.files.errors import ScenarioError as ScenarioError
+    from meshwise.scenarios.inputs.own_loop import parallelize as parallelize
     from meshwise.scenarios.loader import load as load
     from meshwise.scenarios.scenario import Scenario as Scenario
     from meshwise.scenarios.simulation import Simulation as Simulation
@@ -79,7 +79,7 @@ _HOMES = {
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
     "lower": "strategies.lowering.lower",
-    "parallelize": "executor.stages.parallelize",
+    "parallelize": "scenarios.inputs.own_loop",
     "search": "strategies.search.simulated_search",
     "simulate": "simulator.engine",
 }

@@ -14,6 +14,7 @@ from meshwise.scenarios.files.results import make_folder
 
 if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
+    from meshwise.executor.user_training.job import TrainJob
 
 STEPS = 100
 SEARCH = "search"
@@ -51,8 +52,8 @@ def train(
         str | None,
         typer.Option(
             metavar="PLAN",
-            help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, or search, the default: "
-            "what the simulator predicts to be fastest here.",
+            help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, pipeline=2 or tensor=2, "
+            "or search, the default: what the simulator predicts to be fastest here.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,
@@ -81,7 +82,7 @@ def train(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute.
+    """Train your own module on your own data: data parallelism, ZeRO, recompute, pipelines, cut operators.
 
     Without a plan one is searched for.
     """
@@ -123,8 +124,8 @@ def train(
         planned = plan_run(job, layout=layout, processes=processes, calibrates=calibrate, report=ticker)
     finally:
         ticker.clear()
-    job = dataclasses.replace(job, layout=planned.layout)
-    write_plan(planned, target)
+    job = choose_cuts_of_job(dataclasses.replace(job, layout=planned.layout))
+    write_plan(dataclasses.replace(planned, layout=job.layout), target)
     for line in (*planned.assumptions, *planned.list_reasons()):
         note(line)
     note(f"{planned.layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
@@ -176,3 +177,27 @@ def _read_layout(plan: str | None, processes: int | None, device: str) -> "Modul
         nearest = layout.num_ranks
         raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")
     return layout
+
+
+def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
+    """Return a job whose plan says how operators are cut, chosen where it has none; others are returned unchanged.
+
+    The module of the file is captured, and refused where it cannot be cut.
+    """
+    layout = job.layout
+    if layout.tensor == 1:
+        return job
+    from meshwise.executor.user_training.cuts import capture_job  # needs torch
+    from meshwise.scenarios.inputs.operator_cuts import choose_cuts
+
+    captured = capture_job(job)
+    if layout.plan is not None:
+        return job
+    plan = choose_cuts(
+        captured.graph,
+        data=layout.data,
+        tensor=layout.tensor,
+        samples=captured.batch // layout.data,
+        num_microbatches=layout.num_microbatches,
+    )
+    return dataclasses.replace(job, layout=dataclasses.replace(layout, plan=plan))

@@ -113,6 +113,8 @@ def plan_run(
     report
         Called with a word about what is done next.
     """
+    if layout is not None and layout.tensor > 1:
+        return PlannedRun(layout, assumptions=("not predicted: operators are cut over ranks",))
     report("reading the first batch")
     try:
         from meshwise.executor.module_measures.first_batch import FirstBatch  # needs torch

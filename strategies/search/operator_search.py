@@ -88,7 +88,7 @@ def _propose_fitting(
     limit, has_fit = table.limit, False
     room = table.limit
     for retry in range(RETRIES):
-        tied_table, solution = _solve_tied(table, limit, solve)
+        tied_table, solution = solve_tied(table, limit, solve)
         if isinstance(solution, Shortfall):
             if retry or solution.memory <= limit:
                 break
@@ -114,7 +114,7 @@ def _propose_fitting(
     return has_fit
 
 
-def _solve_tied(table: OperatorCosts, limit: int, solve: Solver) -> tuple[OperatorCosts, Solution | Shortfall]:
+def solve_tied(table: OperatorCosts, limit: int, solve: Solver) -> tuple[OperatorCosts, Solution | Shortfall]:
     """Return the solution of ``solve`` in which operators that share a parameter keep it in one layout, and its table.
 
     Where a solution has two layouts of a shared parameter, both are tried for all of its operators and the better is
@@ -140,7 +140,7 @@ def _solve_tied(table: OperatorCosts, limit: int, solve: Solver) -> tuple[Operat
                 for node, name in ((first_node, first_name), (second_node, second_name))
             }
             if all(allowed_choices.values()):
-                tied_solution = _solve_tied(table.restrict_choices(allowed_choices), limit, solve)
+                tied_solution = solve_tied(table.restrict_choices(allowed_choices), limit, solve)
                 solutions += [(tied_solution[0], tied_solution[1])] if isinstance(tied_solution[1], Solution) else []
         if solutions:
             costs, best_solution = min(solutions, key=lambda pair: pair[1].time)

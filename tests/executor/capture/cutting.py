@@ -1,5 +1,6 @@
 """Runs one operator in two parts, as a cut of one of its dims says, and puts the results together."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -38,24 +39,46 @@ def operators(captured: CapturedModule) -> dict[str, Operator]:
     return {f"{block.name}.{each.name}": each for block in captured.graph.blocks for each in block.operators}
 
 
+def sizes(captured: CapturedModule, node: Node) -> dict[str, int]:
+    """Return the size of every dim of the block of an operator's node."""
+    name = captured.operators[node.name].rpartition(".")[0]
+    block = next(each for each in captured.graph.blocks if each.name == name)
+    found = {dim: size for each in block.tensors for dim, size in zip(each.dims, each.shape, strict=True)}
+    return found | {dim: size for each in block.operators for dim, size in each.dims} | {BATCH: captured.batch}
+
+
 def place(captured: CapturedModule, node: Node, dim: str) -> int | None:
-    """Return the torch dim of a node whose contiguous parts are parts of ``dim``; None where it has no such dim."""
-    dims = captured.dims[node.name]
-    found = [index for index, parts in enumerate(dims) if dim in parts]
-    if not found:
-        return None
-    assert len(found) == 1 and dims[found[0]][0] == dim, f"{dim} lies within {dims[found[0]]} of {node.name}"
-    return found[0]
+    """Return the torch dim of a node that ``dim`` is in; None where it has no such dim."""
+    found = [index for index, parts in enumerate(captured.dims[node.name]) if dim in parts]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def unpacked(captured: CapturedModule, value: Tensor, of: Node, dim: str, size: dict[str, int]) -> Tensor:
+    """Return a value whose torch dim with ``dim`` is three: what is outside of it, the dim itself, what is inside."""
+    index = place(captured, of, dim)
+    assert index is not None
+    group = captured.dims[of.name][index]
+    inside = prod(size[each] for each in group[group.index(dim) + 1 :])
+    outside = prod(size[each] for each in group[: group.index(dim)])
+    return value.reshape(*value.shape[:index], outside, -1, inside, *value.shape[index + 1 :])
+
+
+def packed(value: Tensor, index: int) -> Tensor:
+    """Return a value in which three torch dims are one again."""
+    return value.reshape(*value.shape[:index], -1, *value.shape[index + 3 :])
 
 
 def in_parts(captured: CapturedModule, values: dict[Node, Any], node: Node, dim: str) -> list[Any]:
     """Return the results of an operator on each part of ``dim``."""
-    results = []
+    results, size = [], sizes(captured, node)
     for part in range(PARTS):
 
         def local(operand: Node, part: int = part) -> Any:
             index, value = place(captured, operand, dim), values[operand]
-            return value if index is None else value.chunk(PARTS, index)[part]
+            if index is None:
+                return value
+            return packed(unpacked(captured, value, operand, dim, size).chunk(PARTS, index + 1)[part], index)
 
         args = list(torch.fx.node.map_arg(node.args, local))
         target = node.target
@@ -83,7 +106,10 @@ def together(captured: CapturedModule, node: Node, dim: str, parts: list[Tensor]
     if reduced:
         return sum(parts[1:], parts[0])
     index = place(captured, node, dim)
-    return parts[0] if index is None else torch.cat(parts, index)
+    if index is None:
+        return parts[0]
+    size = sizes(captured, node)
+    return packed(torch.cat([unpacked(captured, each, node, dim, size) for each in parts], index + 1), index)
 
 
 def check(captured: CapturedModule, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> int:

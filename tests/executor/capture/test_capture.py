@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 import modules
 import torch
-from cutting import Values, arguments, check, place
+from cutting import Values, arguments, check
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -242,8 +242,19 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
         capture(Vector(), (torch.randn(4, 6),))
 
 
-def test_place_is_checked() -> None:
-    found, _, _ = captured("gpt")
-    (node,) = [each for each in found.module.graph.nodes if each.name == "linear"]
-    with pytest.raises(AssertionError, match="head_dim lies within"):
-        place(found, node, "head_dim")
+class Packed(nn.Module):
+    """Heads that are one torch dim with their widths, in a product and in what is computed of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.nn.functional.gelu(self.first(x)).view(-1, 4, 2)).sum()
+
+
+def test_inner_dims_of_a_torch_dim_are_cut_of_products_alone() -> None:
+    found = capture(Packed(), (torch.randn(4, 6),))
+    by_name = {each.name: each for block in found.graph.blocks for each in block.operators}
+    (inner,) = by_name["gelu"].uncut
+    assert inner in dict(by_name["first"].dims) and by_name["first"].uncut == ()

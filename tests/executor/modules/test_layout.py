@@ -49,7 +49,9 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
 @pytest.mark.parametrize(
     ("layout", "text"),
     [
-        (Layout(data=2, tensor=2, microbatch=4), "tensor: met 2; nearest: 1"),
+        (Layout(tensor=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
+        (Layout(data=2, tensor=2, microbatch=4, zero=1), "zero: states of a module that is cut are cut with it, met 1"),
+        (Layout(data=2, tensor=2, microbatch=4, recompute=Recompute.FULL), "recompute: a module that is cut keeps"),
         (Layout(data=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
         (Layout(data=2, context=2, microbatch=4), "context: met 2; nearest: 1"),
         (Layout(data=4, microbatch=4, recompute=Recompute.SELECTIVE), "recompute: a block is computed again whole"),
@@ -63,6 +65,15 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
 def test_what_cuts_a_module_is_refused(layout: Layout, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         find_module_layout(complete(SMALL, layout))
+
+
+def test_a_plan_that_cuts_operators_is_part_of_its_layout() -> None:
+    plan = complete(SMALL, Layout(data=2, tensor=2, microbatch=4))
+    found = find_module_layout(plan)
+    assert (found.data, found.tensor, found.num_ranks, found.plan) == (2, 2, 4, plan)
+    assert ModuleLayout.from_json(found.to_json()) == found
+    assert [found.find_data_part(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert found.describe() == "data 2, tensor 2, 2 microbatches"
 
 
 @pytest.mark.parametrize(

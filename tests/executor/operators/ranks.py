@@ -87,17 +87,17 @@ def run(
     ran = Counter((str(each.collective), each.axis, each.size) for each in ranks.records)
     passing = sum(count for kind, count in counted.get_comm_counts().items() if str(kind).endswith(("send", "recv_")))
     error = 0.0 if loss is None else abs(loss - expected_loss)
-    for root, part in network.parts.items():
+    for name, part in network.parts.items():
         assert part.grad is not None
-        difference = network.gather_parameter(root, part.grad) - expected[network.names[root]]
+        difference = network.gather_parameter(name, part.grad) - expected[name]
         error = max(error, float(difference.abs().max()))
-    for name in network.renewed_buffers.updates:
-        error = max(error, float((network.renewed_buffers.gather_buffer(name) - expected[name]).abs().max()))
+    for name, stage in network.buffers_of.items():
+        error = max(error, float((stage.gather_buffer(name) - expected[name]).abs().max()))
     return {
         "position": position,
         "error": error,
-        "parameters": [network.names[root] for root in network.parts],
-        "renewed": list(network.renewed_buffers.updates),
+        "parameters": list(network.parts),
+        "renewed": list(network.buffers_of),
         "ran": [[*key, count] for key, count in ran.items()],
         "sent": [[*key, size] for key, size in sent.items()],
         "counted": counted.get_total_counts() - passing,

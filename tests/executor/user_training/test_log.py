@@ -23,7 +23,7 @@ def test_rows_come_once_and_whole(
     folder = tmp_path_factory.mktemp("run")
     rest = ["".join(make_line(step, rank) for step in range(num_steps)) for rank in range(num_ranks)]
     told: list[StepRow] = []
-    reader = StepReader(folder, num_ranks, num_ranks, told.append)
+    reader = StepReader(folder, num_ranks, range(num_ranks), told.append)
     for rank, size in [*writes, *((rank, 10**6) for rank in range(num_ranks))]:
         rank %= num_ranks
         with metrics_file(folder, rank).open("a") as file:

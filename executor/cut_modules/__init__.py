@@ -1,0 +1,1 @@
+"""Training of a user's module whose operators are cut over ranks."""

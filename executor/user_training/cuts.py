@@ -1,0 +1,58 @@
+"""Captures the module of a user's file before ranks start, where a plan cuts its operators."""
+
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+import torch
+
+from meshwise.executor.capture.captured import CapturedModule
+from meshwise.executor.cut_modules.captures import (
+    CHECKED_SAMPLES,
+    CutError,
+    capture_batch,
+    check_program,
+    require_same_module,
+)
+from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
+from meshwise.executor.operators.layouts import Layouts
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.training import load_source, next_batch, open_batches
+from meshwise.executor.user_training.user_file import UserFile
+
+
+def capture_job(job: TrainJob) -> CapturedModule:
+    """Return the module of a job, captured with a microbatch of all data ranks.
+
+    Raises
+    ------
+    UserError
+        Where the module cannot be captured, its program does not compute what it computes, or the plan of the job is
+        another module's; the message begins with the line of the user's file where it is known.
+    """
+    nearest = f"data={job.layout.num_ranks}"
+    with redirect_stdout(sys.stderr):  # the user's file may print
+        user_file = load_source(job)
+        module = user_file.build_model(job.seed)
+        batch = read_microbatch(job, user_file)
+        if count_samples(batch) < CHECKED_SAMPLES:
+            rule = "a microbatch of a cut module has at least 2 samples on all data ranks"
+            raise CutError(f"{rule}, met {count_samples(batch)}; nearest: 2")
+        captured = capture_batch(module, batch, user_file.loss, nearest=nearest)
+        if job.layout.plan is not None:
+            plan = job.layout.plan
+            require_same_module(plan, captured)
+            Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
+        check_program(module, batch, user_file.loss, nearest=nearest)
+    return captured
+
+
+def read_microbatch(job: TrainJob, user_file: UserFile) -> Any:
+    """Return the first microbatch of all data ranks together."""
+    parts = []
+    for rank in range(job.layout.data):
+        batch = next_batch(open_batches(job, user_file, rank, job.layout.data, 0), user_file, 0)
+        parts.append(split_evenly(batch, job.layout.num_microbatches, "microbatches")[0])
+    columns = zip(*map(list_tensors, parts), strict=True)
+    joined = iter([torch.cat(tensors) for tensors in columns])
+    return map_tensors(parts[0], lambda _: next(joined))

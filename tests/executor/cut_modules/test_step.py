@@ -1,0 +1,115 @@
+"""A user's module with cut operators is trained as a loop of torch trains it; faults on ranks show in its results."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from meshwise.executor.launch.launcher import launch_ranks
+from meshwise.executor.modules.layout import ModuleLayout, parse_layout
+from meshwise.executor.modules.optimizers import make_adamw
+from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.recording.weight_files import read_weights
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.run import train
+from meshwise.scenarios.commands.train import choose_cuts_of_job
+
+HERE = Path(__file__).parent
+NETWORKS, ZOO = HERE / "networks.py", HERE.parent / "user_training" / "zoo.py"
+FAULTS = {
+    "gradients are not summed": "packed",
+    "gradients of values do not go back": "packed",
+    "a bias is added on every rank": "perceptron",
+    "sums are of one rank": "perceptron",
+    "all ranks have the first part": "perceptron",
+    "buffers are not renewed": "perceptron",
+}
+
+
+def find_layout(kind: str, words: str, monkeypatch: pytest.MonkeyPatch, file: Path = NETWORKS) -> ModuleLayout:
+    """Return the layout of words, with the cuts that the command chooses."""
+    monkeypatch.setenv("KIND", kind)
+    return choose_cuts_of_job(TrainJob(str(file), parse_layout(words, ModuleLayout()), 3)).layout
+
+
+def run_ranks(cases: list[dict[str, Any]], ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return, by rank, what each found of every case."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("KIND", raising=False)
+    folder.mkdir(exist_ok=True)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launch_ranks("cut_ranks", [str(folder)], folder, ranks, timeout=120)
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def test_ranks_compute_what_a_loop_of_torch_does_and_faults_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("packed", "gated", "perceptron", "dropout")
+    layouts = {kind: find_layout(kind, "tensor=2", monkeypatch).to_json() for kind in kinds}
+    right: list[dict[str, Any]] = [{"kind": kind, "layout": layouts[kind], "max_norm": 0.5} for kind in kinds]
+    right.insert(0, {"kind": "perceptron", "words": "tensor=2"})
+    wrong = [{"kind": kind, "layout": layouts[kind], "fault": fault} for fault, kind in FAULTS.items()]
+    for found in run_ranks(right + wrong, 2, tmp_path / "two", monkeypatch):
+        for case, result in zip(right[:-1], found, strict=False):
+            assert result["losses"] <= 1e-12 and result["weights"] <= 1e-9 and not result["names"], (case, result)
+            assert result["share"] < 0.65, case  # norms and positions are whole on both ranks
+        first, again, other = found[len(right) - 1]
+        assert first == again and first[0] != first[1] and first[0] != other[0]
+        faulty = zip(FAULTS, found[len(right) :], strict=True)
+        shown = {fault for fault, result in faulty if result["losses"] > 1e-9 or result["weights"] > 1e-9}
+        assert shown == set(FAULTS)
+
+
+def test_operators_are_cut_beside_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {
+        "packed": "data=2,tensor=2,num_microbatches=2",
+        "gated": "data=2,tensor=2",
+        "perceptron": "data=2,tensor=2",
+    }
+    cases = [
+        {"kind": kind, "layout": find_layout(kind, text, monkeypatch).to_json(), "max_norm": 0.5}
+        for kind, text in words.items()
+    ]
+    for found in run_ranks(cases, 4, tmp_path / "four", monkeypatch):
+        for case, result in zip(cases, found, strict=True):
+            assert result["losses"] <= 1e-12 and result["weights"] <= 1e-9 and not result["names"], (case, result)
+
+
+def test_a_run_goes_on_whole_and_cut_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = find_layout("gated", "tensor=2", monkeypatch)
+    options: dict[str, Any] = {"precision": "fp64", "max_norm": 0.5}
+    whole = train(TrainJob(str(NETWORKS), ModuleLayout(), 6, **options), tmp_path / "whole")
+    losses: list[float] = []
+    for layout, steps in ((cut, 2), (ModuleLayout(2, zero=3), 4), (cut, 6)):
+        job = TrainJob(str(NETWORKS), layout, steps, resume=bool(losses), **options)
+        losses += train(job, tmp_path / "parts").losses
+    assert losses == pytest.approx(whole.losses, rel=1e-12)
+    first, second = (read_weights(tmp_path / name / "weights") for name in ("whole", "parts"))
+    assert first.keys() == second.keys()
+    assert all(torch.allclose(first[name], second[name], rtol=1e-9, atol=1e-12) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "text"),
+    [
+        ("hooked", "tensor=2", r"networks.py:\d+: .* a hook of a gradient.* or data=2, which captures nothing"),
+        ("packed", "tensor=7", r"tensor\(7\) divides a dim of some operator, met none"),
+        ("packed", "tensor=2,zero=1", "zero: states of a module that is cut are cut with it, met 1; nearest: 0"),
+        ("packed", "tensor=2,recompute=full", "recompute: a module that is cut keeps what backward reads"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(kind: str, words: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=text):
+        find_layout(kind, words, monkeypatch)
+
+
+def test_a_step_of_whole_modules_refuses_cuts() -> None:
+    with pytest.raises(ValueError, match="tensor: this step has the module whole on every rank, met 2"):
+        TrainingStep(torch.nn.Linear(2, 2), ModuleLayout(tensor=2), optimizer=make_adamw(0.1))
