@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 import meshwise  # noqa: E402
 from meshwise.executor.modules.layout import ModuleLayout  # noqa: E402
-from meshwise.executor.modules.step import TrainingStep, read_layout  # noqa: E402
+from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.stages.parallelize import read_layout  # noqa: E402
 from meshwise.scenarios.inputs.own_loop import parallelize  # noqa: E402
 
 
