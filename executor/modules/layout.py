@@ -174,8 +174,8 @@ class ModuleLayout:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
-        plan = None if document["plan"] is None else Plan.from_json(document["plan"])
-        values = {"recompute": Recompute(document["recompute"]), "cuts": tuple(document["cuts"]), "plan": plan}
+        plan = None if document.get("plan") is None else Plan.from_json(document["plan"])
+        values = {"recompute": Recompute(document["recompute"]), "cuts": tuple(document.get("cuts", ())), "plan": plan}
         return cls(**document | values)
 
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import meshwise  # noqa: E402
 from meshwise.executor.modules.layout import ModuleLayout  # noqa: E402
-from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.modules.step import TrainingStep  # noqa: E402
 from meshwise.executor.stages.parallelize import read_layout  # noqa: E402
 from meshwise.scenarios.inputs.own_loop import parallelize  # noqa: E402
 
