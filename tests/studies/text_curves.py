@@ -82,7 +82,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     whole, parts = rows["whole"], rows["parts"]
     apart = [abs(a - b) / a for a, b in zip(whole, parts, strict=True)]
     with open_sheet(path) as figure:
-        facts = f"Llama of {rows['parameters']:,} parameters, {BATCH} x {SEQUENCE} tokens a step, fp32 on cores"
+        facts = f"Llama of {rows['parameters']:,} parameters, {BATCH} x {SEQUENCE} tokens a step, fp32: rounding grows"
         header(figure, "One run under three plans has the curve of one process", facts)
         ax, lower = add_axes(figure, 110, 130, 1420, 480), add_axes(figure, 110, 680, 1420, 150)
         ax.plot(whole, color="#1A1A1A", linewidth=4, alpha=0.25, label="one process, never stopped")
@@ -90,7 +90,9 @@ def draw(rows: dict[str, Any], path: Path) -> None:
             ax.plot(range(start, end), parts[start:end], color=colour, linewidth=1.2, label=plan.replace(",", ", "))
             lower.semilogy(range(start, end), [max(value, 1e-9) for value in apart[start:end]], color=colour)
         ax.set_ylabel("loss (nats a token)")
-        lower.set_ylabel("apart")
+        lower.set_ylabel("apart, of the loss")
+        lower.set_yticks([1e-8, 1e-5, 1e-2], ["1e-8", "1e-5", "1e-2"])
+        lower.minorticks_off()
         lower.set_xlabel("step")
         for axes in (ax, lower):
             axes.set_xlim(0, len(whole))
