@@ -4,11 +4,10 @@ import sys
 from contextlib import redirect_stdout
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import capture, format_error
-from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, select_samples
+from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, map_tensors, select_samples
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
@@ -35,11 +34,8 @@ class FirstBatch:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of a step: elements of the first tensor of whole numbers ``(sample, token)``; ``None`` without one."""
-        for tensor in list_tensors(self.batch):
-            if tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32):
-                return tensor.numel()
-        return None
+        """Tokens of a step on all ranks; ``None`` where the data are none."""
+        return count_tokens(self.batch)
 
     def capture(self) -> OperatorGraph:
         """Return the operator graph of the module with its loss.

@@ -96,9 +96,18 @@ def _rebuild(batch: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
 
 
 def count_tokens(batch: Any) -> int | None:
-    """Return the tokens of a batch of token numbers, as tokenizers name them; ``None`` for other batches."""
-    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return tokens.numel() if isinstance(tokens, Tensor) else None
+    """Return the tokens of a batch of token numbers; ``None`` for other batches.
+
+    They are ``input_ids``, as tokenizers name them, or else the first tensor, if it has whole numbers for (sample,
+    token).
+
+    >>> count_tokens((torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5))), count_tokens(torch.zeros(2, 5))
+    (10, None)
+    """
+    named = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    tokens = named if isinstance(named, Tensor) else next(iter(list_tensors(batch)), None)
+    is_numbers = tokens is not None and tokens.dim() == 2 and tokens.dtype in (torch.int64, torch.int32)
+    return tokens.numel() if tokens is not None and is_numbers else None
 
 
 def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
