@@ -1,41 +1,59 @@
-"""``meshwise calibrate`` on the device: a cluster file, and the rows that it is fitted to."""
+"""``meshwise calibrate`` on GPUs, in its two steps: rows of the device, and the machine that is fitted to them."""
 
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from meshwise.executor.device import CUDA
+
 from .rows import RowFile, read_rows
 
-SECONDS, TINY_SECONDS = 60, 2
-LONGEST = 340.0
-"""Seconds after which a calibration is given up."""
+LONGEST = 330.0
+"""Seconds after which the measurement is given up."""
+MODULE = "meshwise.executor.calibration.device_calibration"
 
 
-def calibrate(device: str, seconds: int) -> dict[str, Any]:
-    """Return what the command told, how many rows it measured of each kind, and its time."""
-    with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
-        out, start = Path(name, "machine.yaml"), monotonic()
-        command = [sys.executable, "-m", "meshwise", "calibrate", "--device", device, "--seconds", str(seconds)]
-        result = subprocess.run(
-            [*command, "--out", str(out), "--json"], capture_output=True, text=True, timeout=LONGEST, check=False
-        )
-        if result.returncode:
-            lines = result.stderr.strip().splitlines() or [str(result.returncode)]
-            raise RuntimeError(lines[-1])
-        rows_file = out.with_suffix(".jsonl")
-        rows = read_rows(rows_file) if rows_file.exists() else []
-        kinds = Counter(str(row.get("kind", row.get("op", "row"))) for row in rows)
-        figures = {"seconds": monotonic() - start, "rows": dict(kinds), "cluster": json.loads(result.stdout)}
-        told = f"{len(rows)} rows, " if rows else ""
-        return figures | {"summary": f"{told}{figures['seconds']:.0f} s"}
+def calibrate(device: str, file: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Return how many rows were measured of each kind into a file, and the seconds."""
+    start = monotonic()
+    told = _run([MODULE, "--out", str(file), "--device", device, *options], LONGEST).stderr
+    rows = read_rows(file)
+    kinds = Counter(str(row.get("kernel", row.get("kind", "other"))) for row in rows)
+    return {
+        "rows": dict(kinds),
+        "left_out": [line for line in told.splitlines() if line.startswith("left out")],
+        "file": file.name,
+        "seconds": monotonic() - start,
+        "summary": f"{len(rows)} rows of {len(kinds)} kinds in {monotonic() - start:.0f} s, in {file.name}",
+    }
+
+
+def fit(file: Path) -> dict[str, Any]:
+    """Return the machine that is fitted to rows of a device of the catalogue."""
+    out = file.with_suffix(".yaml")
+    result = _run(["meshwise", "calibrate", "--from", str(file), "--out", str(out), "--json"])
+    return {"machine": json.loads(result.stdout), "file": out.name, "summary": f"a cluster file, {out.name}"}
+
+
+def _run(arguments: Sequence[str], longest: float = 30.0) -> subprocess.CompletedProcess[str]:
+    """Run a module of Python; ``RuntimeError`` with its last line where it fails."""
+    command = [sys.executable, "-m", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=longest, check=False)
+    if result.returncode:
+        raise RuntimeError((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
+    return result
 
 
 def measure(rows: RowFile, device: str, *, is_tiny: bool) -> None:
-    """Calibrate, in a row."""
-    rows.measure("meshwise calibrate", partial(calibrate, device, TINY_SECONDS if is_tiny else SECONDS))
+    """Measure the device and fit a machine to it, a row each; cores are fitted otherwise, and only measured here."""
+    options = ["--seconds", "1", "--only", "kernels"] if is_tiny else ["--seconds", "60"]
+    file = rows.path.with_suffix(".calibration.jsonl")
+    rows.measure("rows of the device", partial(calibrate, device, file, options))
+    if device == CUDA:
+        rows.measure("machine", partial(fit, file))

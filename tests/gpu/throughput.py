@@ -1,8 +1,8 @@
 """A model of about a billion parameters trained in bf16 on one device: our step beside a plain loop of torch.
 
 Both sides compile the model, run attention by torch's flash kernel, and have AdamW with fp32 states. The plain loop
-does not even read its losses. Blocks run in the order A B B A, and each is timed by the device's own clock; neighbouring
-blocks are a pair.
+does not even read its losses. Blocks run in the order A B B A, each timed by the device's own clock; two neighbours
+are a pair.
 """
 
 from collections.abc import Callable
