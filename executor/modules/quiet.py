@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 def keep_draws() -> Iterator[None]:
     """Leave torch's random draws, on the host and on the current GPU, as they were before the body."""
     host_draws = torch.get_rng_state()
-    gpu_draws = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    has_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu_draws = torch.cuda.get_rng_state() if has_gpu else None
     try:
         yield
     finally:

@@ -136,7 +136,7 @@ def compare(study: Study, device: torch.device) -> dict[str, Any]:
         "asked": ASKED,
         "verdict": verdict,
         "summary": f"{told[0]} beside {told[1]}, ratio {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]: "
-        f"{verdict} (at least {ASKED}), {study.sizes.count_parameters() / 1e9:.2f} billion parameters",
+        f"{verdict} (at least {ASKED})",
     }
 
 
@@ -158,4 +158,5 @@ def measure(rows: RowFile, device: str, *, is_tiny: bool) -> None:
     study = TINY
     if not is_tiny:
         study = fit(FULL, torch.cuda.get_device_properties(place).total_memory if device == "cuda" else 0.0)
-    rows.measure("1B Llama, bf16, compiled, flash attention", partial(compare, study, place))
+    name = f"Llama of {study.sizes.count_parameters() / 1e9:.2f} billion parameters, bf16, compiled, flash attention"
+    rows.measure(name, partial(compare, study, place))
