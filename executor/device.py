@@ -49,6 +49,15 @@ def read_memory_size() -> float:
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
+def read_device_memory(device: str) -> float:
+    """Return the bytes that tensors on a device of a kind may take: a GPU's own memory, or main memory."""
+    if device == CPU or not count_gpus():
+        return read_memory_size()
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory)
+
+
 _ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 _LAST_WITHOUT_TILES = "AVX512_CORE_FP16"  # the last of oneDNN's instruction sets before those with tiles
 _PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"

@@ -1,7 +1,7 @@
 """When the blocks of a module run in forward and backward, and what backward reads of each."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,14 +18,19 @@ class BlockClock:
     A backward pass of a block begins when the gradient of its result is there. What runs between two blocks counts
     with the earlier one of the pass.
 
+    Parameters
+    ----------
+    wait
+        Returns when the device has run what was launched, so that a time is that of the device and not of the launch.
+
     Attributes
     ----------
     order
         Places of the blocks as forward first ran them.
     """
 
-    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        self.blocks = blocks
+    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], wait: Callable[[], None] = lambda: None) -> None:
+        self.blocks, self._wait = blocks, wait
         self.own_storages = {_find_storage(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self.clear()
 
@@ -56,13 +61,15 @@ class BlockClock:
                 handle.remove()
 
     def _begin(self, place: int, module: nn.Module, arguments: Any) -> None:
+        self._wait()
+        self._begun = time.perf_counter()
         if place not in self.starts:
             self.order.append(place)
-            self.starts[place] = time.perf_counter()
+            self.starts[place] = self._begun
         self._running.append(place)
-        self._begun = time.perf_counter()
 
     def _end(self, place: int, module: nn.Module, arguments: Any, result: Any) -> None:
+        self._wait()
         self.ends[place] = time.perf_counter()
         self.forward[place] += self.ends[place] - self._begun
         self._running.pop()
@@ -72,6 +79,7 @@ class BlockClock:
             outputs[0].register_hook(partial(self._note_gradient, place))  # type: ignore[no-untyped-call]
 
     def _note_gradient(self, place: int, gradient: Tensor) -> None:
+        self._wait()
         self.gradients.setdefault(place, time.perf_counter())
 
     def _save(self, tensor: Tensor) -> Tensor:

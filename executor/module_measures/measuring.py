@@ -283,7 +283,7 @@ class Measurement:
         self, module: nn.Module, blocks: list[nn.Module], samples: int
     ) -> tuple[BlockFigures, list[BlockFigures], BlockFigures]:
         """Return what is before, in and after blocks; nothing is in blocks where there are none."""
-        batch, clock = select_samples(self.batch, 0, samples), BlockClock(module, blocks)
+        batch, clock = select_samples(self.batch, 0, samples), BlockClock(module, blocks, self._wait)
         rows = [self._time_blocks(module, batch, clock) for _ in range(SHORTEST_RUNS)]
         forward, backward = (
             [median(column) for column in zip(*(row[place] for row in rows), strict=True)] for place in (0, 1)

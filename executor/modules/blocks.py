@@ -83,6 +83,14 @@ def _without_statistics(block: nn.Module) -> Iterator[None]:
             setattr(norm, name, buffer)
 
 
+def _run_again(block: nn.Module, forward: Any, *arguments: Any, **named_arguments: Any) -> Any:
+    """Run a forward that backward runs again; a compiler takes no contexts, and has those of the first run in it."""
+    if torch.compiler.is_compiling():
+        return checkpoint(forward, *arguments, use_reentrant=False, **named_arguments)
+    contexts = partial(_make_contexts, block)
+    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **named_arguments)
+
+
 def recompute_blocks(module: nn.Module) -> int:
     """Have backward compute every block again instead of keeping what forward makes; return their number.
 
@@ -90,7 +98,6 @@ def recompute_blocks(module: nn.Module) -> int:
     """
     blocks = list_blocks(module)
     for block in blocks:
-        forward: Any = block.forward
-        contexts = partial(_make_contexts, block)
-        block.forward = partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
+        plain: Any = block
+        plain.forward = partial(_run_again, block, plain.forward)
     return len(blocks)

@@ -13,6 +13,9 @@ from zlib import crc32
 import torch.distributed as dist
 from torch import nn
 
+from meshwise.executor.recording.private_torch import is_compiled
+from meshwise.executor.recording.rank_files import UserError
+
 
 class CallCourse:
     """The order in which the units of a module run."""
@@ -29,6 +32,22 @@ class CallCourse:
         """Return a number of the course since the last one was taken."""
         digest, self._digest = self._digest, 0
         return float(digest)
+
+
+class CompilerError(UserError):
+    """A part of a module that is compiled together with what ranks gather one at a time."""
+
+
+def require_compiled_units(units: Sequence[nn.Module], module: nn.Module) -> None:
+    """Raise `CompilerError` where a compiled part has units in it: it was traced with whole parameters of all."""
+    unit_ids = set(map(id, units))
+    for name, part in module.named_modules():
+        has_units = part is module or any(id(inner) in unit_ids for inner in part.modules() if inner is not part)
+        if has_units and is_compiled(part):
+            met = f"met {name or type(part).__name__}, which is compiled whole"
+            raise CompilerError(
+                f"blocks are compiled one by one under ZeRO, {met}; nearest: block.compile(), or zero=0"
+            )
 
 
 def broadcast_states(module: nn.Module) -> None:

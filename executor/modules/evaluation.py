@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from meshwise.executor.modules.batches import count_samples
+from meshwise.executor.modules.quiet import keep_draws, reshard
 from meshwise.executor.recording.rank_files import UserError
 
 EvaluateFunction = Callable[[nn.Module, Any], Any]
@@ -126,17 +126,14 @@ def _keep_together(batches: Iterable[EvaluationBatch], device: torch.device) -> 
 def keep_training(module: nn.Module) -> Iterator[None]:
     """Run the body without gradients, in the mode of evaluation; modes, draws and shards are then as before."""
     modes = {part: part.training for part in module.modules()}
-    draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    draws = np.random.get_state(), random.getstate()
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), keep_draws():
             yield
     finally:
-        torch.set_rng_state(draws[0])
-        np.random.set_state(draws[1])
-        random.setstate(draws[2])
+        np.random.set_state(draws[0])
+        random.setstate(draws[1])
         for part, is_training in modes.items():
             part.training = is_training
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()
+        reshard(module)

@@ -6,8 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def keep_draws() -> Iterator[None]:
+    """Leave torch's random draws, on the host and on the current GPU, as they were before the body."""
+    host_draws = torch.get_rng_state()
+    has_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu_draws = torch.cuda.get_rng_state() if has_gpu else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host_draws)
+        if gpu_draws is not None:
+            torch.cuda.set_rng_state(gpu_draws)
 
 
 def list_dropouts(module: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -18,6 +33,13 @@ def list_dropouts(module: nn.Module) -> list[tuple[nn.Module, str]]:
         for name, value in vars(part).items()
         if isinstance(value, float) and ("drop" in name or (name == "p" and "Dropout" in type(part).__name__))
     ]
+
+
+def reshard(module: nn.Module) -> None:
+    """Free the whole parameters that a forward without a backward has left in a module of ``fully_shard``."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def drop_nothing(module: nn.Module) -> None:
@@ -32,19 +54,19 @@ def keep_quiet(module: nn.Module) -> Iterator[None]:
     modes = {part: part.training for part in module.modules()}
     dropouts = [(part, name, getattr(part, name)) for part, name in list_dropouts(module)]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    draws = torch.get_rng_state()
     drop_nothing(module)
     for part in module.modules():
         if isinstance(part, _BatchNorm):
             part.training = False
     try:
-        yield
+        with keep_draws():
+            yield
     finally:
-        torch.set_rng_state(draws)
         for part, is_training in modes.items():
             part.training = is_training
         for part, name, value in dropouts:
             setattr(part, name, value)
+        reshard(module)
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])

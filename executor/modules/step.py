@@ -16,7 +16,7 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
-from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units
+from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units, require_compiled_units
 from meshwise.executor.modules.evaluation import EvaluateFunction, EvaluationBatch, evaluate_module, keep_training
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
@@ -37,7 +37,7 @@ from meshwise.executor.modules.optimizers import (
     build_scheduler,
 )
 from meshwise.executor.modules.probe import probe
-from meshwise.executor.modules.quiet import turn_to_double
+from meshwise.executor.modules.quiet import keep_draws, turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
@@ -49,6 +49,7 @@ from meshwise.executor.modules.sharding import (
 )
 from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
 from meshwise.executor.modules.unused import UnusedParameters
+from meshwise.executor.recording.private_torch import compile_in_place
 
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
@@ -63,7 +64,7 @@ class TrainingStep:
     Parameters
     ----------
     module
-        The user's module; its parameters are sharded in place where the layout says so.
+        The user's module; its parameters are sharded in place where the layout says so. It may be compiled.
     layout
         How it is trained.
     optimizer, scheduler
@@ -103,7 +104,7 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.module = module.to(self.device)
+        self.module = compile_in_place(module).to(self.device)
         if precision == "fp64":
             turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -122,13 +123,12 @@ class TrainingStep:
         batch = self._place(batch)
         microbatches = split_evenly(batch, self.layout.num_microbatches, "microbatches")
         optimizer, scheduler = self._trained or self._begin(batch)
-        draws = torch.get_rng_state()  # those of the user's data, which are no part of a step
-        torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         parts = self.layout.num_microbatches, self.layout.data
         step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None)
-        self._run_passes(microbatches, step_loss, num_items)
-        torch.set_rng_state(draws)
+        with keep_draws():  # those of the user's data are no part of a step
+            torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
+            self._run_passes(microbatches, step_loss, num_items)
         mean_loss, factor = step_loss.reduce()
         self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
         self._finish_gradients(factor)
@@ -237,6 +237,7 @@ class TrainingStep:
             broadcast_states(self.module)
             if self.layout.zero:
                 self._require_one_dtype()
+                require_compiled_units(units, self.module)
                 self._course = CallCourse(units)
         if has_unused and self.layout.zero:
             self._unused = UnusedParameters((*units, self.module), idle_names)

@@ -22,6 +22,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -60,6 +61,23 @@ def _scores(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
         return scores
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
     return scores.masked_fill(future, float("-inf"))
+
+
+def compile_in_place(module: nn.Module) -> nn.Module:
+    """Return the user's own module where ``torch.compile`` has wrapped it, compiled by ``Module.compile`` instead.
+
+    Its parameters and submodules then have the names that they have without a compiler.
+    """
+    if not isinstance(module, OptimizedModule):
+        return module
+    own_module: Any = module._orig_mod
+    own_module._compiled_call_impl = module.dynamo_ctx(own_module._call_impl)
+    return compile_in_place(own_module)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a call of a module runs what a compiler made of it."""
+    return module._compiled_call_impl is not None
 
 
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

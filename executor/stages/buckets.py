@@ -65,7 +65,7 @@ class GradientBuckets:
 
     def _launch(self, place: int) -> None:
         gradients = [parameter.grad.flatten() for parameter in self._buckets[place] if parameter.grad is not None]
-        flat = torch.cat(gradients) if gradients else torch.zeros(0)
+        flat = torch.cat(gradients) if gradients else self._buckets[place][0].new_zeros(0)
         work = dist.all_reduce(flat, group=self.group, async_op=True) if gradients else None
         self._works[place] = work, flat
 

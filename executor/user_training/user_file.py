@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.rank_files import UserError
 
 NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "evaluation_data")
@@ -63,6 +64,7 @@ class UserFile:
             raise UserFileError(
                 f"{self._find_line(self.model)}: model() returns a torch.nn.Module, met {type(module).__name__}"
             )
+        module = compile_in_place(module)
         if self.initialize is not None:
             seed_draws(seed)
             self.call("initialize", module)

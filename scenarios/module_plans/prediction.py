@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from meshwise.executor.device import CPU, read_memory_size
+from meshwise.executor.device import CPU, read_device_memory
 from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.scenarios.module_plans.graphs import (
@@ -82,7 +82,7 @@ class StepPredictor:
 
     def __init__(self, model: ModuleModel, memory: float | None = None) -> None:
         self.model = model
-        self.memory = read_memory_size() if memory is None else memory
+        self.memory = read_device_memory(model.device) if memory is None else memory
         self._costs: dict[tuple[int, int, int, int], SimulatedCost] = {}
 
     def predict(self, layout: ModuleLayout) -> Prediction:
