@@ -4,6 +4,7 @@ The folder has a file a request, with the folder of a job and the name of a faul
 """
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ PAUSE = 0.01
 def run_request(request: dict[str, Any], rank: int) -> None:
     """Run the steps of a job on this rank, with a fault."""
     folder = Path(request["folder"])
+    os.environ["KIND"] = request["kind"]
     job = TrainJob.read(folder / "job.json")
     with ExitStack() as patches:
         if request["fault"]:
@@ -35,7 +37,7 @@ def run_request(request: dict[str, Any], rank: int) -> None:
 
 
 def serve(folder: Path, rank: int, num_ranks: int) -> None:
-    """Answer requests until one has no folder."""
+    """Answer requests until the process is ended."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
     number = 0
     while True:
@@ -44,8 +46,6 @@ def serve(folder: Path, rank: int, num_ranks: int) -> None:
             time.sleep(PAUSE)
             continue
         request = json.loads(path.read_text())
-        if not request["folder"]:
-            return
         answer = ""
         try:
             run_request(request, rank)
