@@ -96,12 +96,12 @@ class RoundValues(TorchFunctionMode):
 
 
 @contextmanager
-def _round_to(rounding: str | None) -> Iterator[None]:
-    """Run the body in fp32, or with torch's casts to a precision and its roundings of what these leave in fp32."""
+def _round_to(rounding: str | None, *, is_cast: bool) -> Iterator[None]:
+    """Run the body in fp32, or with roundings to a precision, and perhaps torch's casts to it."""
     if rounding is None:
         yield
         return
-    with torch.autocast("cpu", DTYPES[rounding]), RoundValues(DTYPES[rounding]):
+    with torch.autocast("cpu", DTYPES[rounding], enabled=is_cast), RoundValues(DTYPES[rounding]):
         yield
 
 
@@ -122,7 +122,9 @@ def has_dropout(job: TrainJob) -> bool:
     return any(getattr(part, name) > 0 for part, name in list_dropouts(module))
 
 
-def train_plainly(job: TrainJob, *, rounding: str | None = None, keeps_steps: bool = False) -> PlainRun:
+def train_plainly(
+    job: TrainJob, *, rounding: str | None = None, is_cast: bool = False, keeps_steps: bool = False
+) -> PlainRun:
     """Return the steps of a job in this process, whole batch after whole batch, by a loop of torch alone.
 
     Parameters
@@ -131,15 +133,30 @@ def train_plainly(job: TrainJob, *, rounding: str | None = None, keeps_steps: bo
         It is computed in fp64 where its precision is that, else in fp32.
     rounding
         The precision to whose dtype all values of forward and backward are rounded, if any.
+    is_cast
+        Whether torch's autocast to that precision is on too.
     keeps_steps
         Whether states are kept after every step.
     """
     user_file = load_source(job)
     with _name_line(user_file):
-        return _train_plainly(job, user_file, rounding, keeps_steps=keeps_steps)
+        return _train_plainly(job, user_file, rounding, is_cast=is_cast, keeps_steps=keeps_steps)
 
 
-def _train_plainly(job: TrainJob, user_file: UserFile, rounding: str | None, *, keeps_steps: bool) -> PlainRun:
+def train_rounded(job: TrainJob) -> PlainRun:
+    """Return the steps of a job in this process in fp32 with the roundings of its precision.
+
+    Some modules run without autocast only, as they do under shards, whose blocks are in the precision as a whole.
+    """
+    try:
+        return train_plainly(job, rounding=job.precision, is_cast=True, keeps_steps=True)
+    except UserError:
+        return train_plainly(job, rounding=job.precision, keeps_steps=True)
+
+
+def _train_plainly(
+    job: TrainJob, user_file: UserFile, rounding: str | None, *, is_cast: bool, keeps_steps: bool
+) -> PlainRun:
     module = user_file.build_model(job.seed)
     is_double = job.precision == "fp64"
     if is_double:
@@ -153,7 +170,7 @@ def _train_plainly(job: TrainJob, user_file: UserFile, rounding: str | None, *, 
     largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
     for number in range(job.steps):
         batch = next_batch(batches, user_file, number)
-        with KeepDouble() if is_double else _round_to(rounding):
+        with KeepDouble() if is_double else _round_to(rounding, is_cast=is_cast):
             value = compute_own_loss(module, to_double(batch) if is_double else batch, user_file.loss).mean
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():

@@ -226,7 +226,7 @@ def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda
     DifferenceError
         Where ranks do not have the same parameters.
     """
-    from meshwise.executor.user_training.plain_training import has_dropout, train_plainly  # needs torch
+    from meshwise.executor.user_training.plain_training import has_dropout, train_plainly, train_rounded  # needs torch
     from meshwise.executor.user_training.verification import compare_draws, compare_exactly, compare_updates
 
     check = replace(
@@ -253,7 +253,7 @@ def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda
         narrow = replace(check, precision=job.precision, checkpoint_every=1)
         with redirect_stdout(sys.stderr):
             exact = train_plainly(narrow, keeps_steps=True)
-            rounded = train_plainly(narrow, rounding=job.precision, keeps_steps=True)
+            rounded = train_rounded(narrow)
         difference = replace(
             difference, update=compare_updates(_run_trial(narrow, folder, tell), folder, exact, rounded)
         )

@@ -230,7 +230,8 @@ def compare_updates(rows: Sequence[StepRow], folder: Path, exact: PlainRun, roun
     noise is but one sample: of the 256 elements that a tensor has at least, four may turn around where noise had none.
     The bound is ``1/4 + 3 noise``. A skipped, stuck or stale update has an error of about 1, and so has one with twice
     the learning rate; gradients that are not scaled show in the states, or without Adam in the update itself. A bound
-    of 1 or more would say nothing: the direction is rounding then, and only a parameter that does not move is an error.
+    of 1 or more would say nothing: the direction is rounding then, and only a parameter that does not move is an error,
+    unless its noise is larger than the update.
 
     Smaller tensors are judged together. Losses may be off by 2e-2 and 3 times their noise, and learning rates not at
     all.
@@ -281,9 +282,9 @@ def _judge_rate(row: StepRow, learning_rate: float) -> UpdateDifference:
 
 
 def _judge(name: str, own: Tensor, exact: Tensor, rounded: Tensor) -> _Judgement:
-    is_stuck = bool(exact.any()) and bool(rounded.any()) and not bool(own.any())
-    squares = (float(values.square().sum()) for values in (exact, own - exact, rounded - exact))
-    return _Judgement(name, exact.numel(), *squares, is_stuck)
+    size, difference, noise = (float(values.square().sum()) for values in (exact, own - exact, rounded - exact))
+    is_stuck = noise < size and not bool(own.any())  # where noise is larger, gradients are nothing but rounding
+    return _Judgement(name, exact.numel(), size, difference, noise, is_stuck)
 
 
 def _measure_all(judgements: Sequence[_Judgement], small_name: str) -> list[UpdateDifference]:
