@@ -148,7 +148,7 @@ class TrainingStep:
         return [] if self._trained is None else list(self._trained[0].state.values())
 
     @property
-    def states_by_parameter(self) -> dict[nn.Parameter, dict[str, Any]]:
+    def states_by_parameter(self) -> dict[Tensor, dict[str, Any]]:
         """The optimizer's states, of every parameter that has some."""
         return {} if self._trained is None else dict(self._trained[0].state)
 

@@ -195,10 +195,10 @@ def _compare_states(
         for key, expected in own_states.items():
             if name in noisy_names or not expected.numel():
                 continue
-            value = states.get(name, {}).get(key)
+            own_state = states.get(name, {}).get(key)
             size = max(_find_size(expected), SMALLEST_STATE * largest[key], 1e-300)
             label = f"{key} of {name}"
-            differences[label] = inf if value is None else float((value - expected).double().abs().max()) / size
+            differences[label] = inf if own_state is None else float((own_state - expected).double().abs().max()) / size
     return differences
 
 
@@ -210,7 +210,7 @@ class _Judgement(NamedTuple):
     """The squares of a change in fp32, of its differences in the run and by rounding, and whether the run has none."""
 
     name: str
-    count: int
+    num_elements: int
     size: float
     difference: float
     noise: float
@@ -292,14 +292,14 @@ def _measure_all(judgements: Sequence[_Judgement], small_name: str) -> list[Upda
     small = [
         judgement
         for judgement in judgements
-        if judgement.count < FEWEST_ELEMENTS and not judgement.is_stuck and 0 < judgement.size < inf
+        if judgement.num_elements < FEWEST_ELEMENTS and not judgement.is_stuck and 0 < judgement.size < inf
     ]
     alone = [judgement for judgement in judgements if judgement not in small]
     joined = [judgement for judgement in small if judgement.noise < MOST_NOISE**2 * judgement.size]
     if joined:
-        count = sum(judgement.count for judgement in joined)
-        difference = sum(judgement.count * judgement.difference / judgement.size for judgement in joined)
-        noise = sum(judgement.count * judgement.noise / judgement.size for judgement in joined)
+        count = sum(judgement.num_elements for judgement in joined)
+        difference = sum(judgement.num_elements * judgement.difference / judgement.size for judgement in joined)
+        noise = sum(judgement.num_elements * judgement.noise / judgement.size for judgement in joined)
         alone.append(_Judgement(small_name, count, count, difference, noise))
     return [_measure(judgement) for judgement in alone]
 
@@ -312,7 +312,7 @@ def _measure(judgement: _Judgement) -> UpdateDifference:
         is_equal = judgement.difference == 0.0 or judgement.noise > 0.0
         return UpdateDifference(0.0 if is_equal else inf, NOISE_FLOOR, name)
     noise, error = (judgement.noise / size) ** 0.5, find_largest([(judgement.difference / size) ** 0.5])
-    bound = max(NOISE_FLOOR, NOISE_FLOOR * (FEWEST_ELEMENTS / judgement.count) ** 0.5) + NOISE_FACTOR * noise
+    bound = max(NOISE_FLOOR, NOISE_FLOOR * (FEWEST_ELEMENTS / judgement.num_elements) ** 0.5) + NOISE_FACTOR * noise
     if bound < 1.0 or error == inf:
         return UpdateDifference(error, min(bound, 1.0), name)
     return UpdateDifference(0.0, 1.0, name)

@@ -159,3 +159,14 @@ def test_without_faults_nothing_is_found(
 ) -> None:
     difference = verify(kind, words, choose_precision(is_narrow), max_norm)
     assert difference.is_equal, difference
+
+
+def test_a_run_with_a_fault_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TrainJob(str(FILE.with_name("stuck.py")), ModuleLayout(2, zero=1), 3, precision="bf16")
+    result = run.train(job, tmp_path / "right", verify=True)
+    assert result.difference is not None and result.difference.update is not None
+    assert 0 < result.difference.update.error < result.difference.update.bound < 1
+    monkeypatch.setenv("FAULT", "stuck")
+    with pytest.raises(DifferenceError, match=r"update of .* 1\.00 of itself from that in fp32"):
+        run.train(job, tmp_path / "wrong", verify=True)
+    assert not (tmp_path / "wrong" / "metrics.jsonl").exists()
