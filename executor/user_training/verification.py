@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf, isnan
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ class Difference:
             return f"{apart}{drawn}; random draws in forward or data, other than of dropout modules, differ too"
         assert self.update is not None
         return (
-            f"the update of {self.update.name} {self.update.error:.2f} of itself from that in fp32, of at most "
+            f"{self.update.name} in the low precision {self.update.error:.2f} of its size away from fp32; nearest: the "
             f"{self.update.bound:.2f} that rounding explains"
         )
 
@@ -124,7 +125,9 @@ def read_states(checkpoint: Path) -> StepStates:
         for name, record in metadata.state_dict_metadata.items()
         if isinstance(record, TensorStorageMetadata)
     }
-    load(tensors, checkpoint_id=checkpoint, no_dist=True)
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)  # that this is a single process
+        load(tensors, checkpoint_id=checkpoint, no_dist=True)
     result = StepStates({}, {})
     for name, tensor in tensors.items():
         if name.startswith("module."):
