@@ -187,6 +187,11 @@ class CutStep:
         """The states of the optimizer, of each parameter; none before the first step."""
         return [] if self._trained is None else list(self._trained[0].state.values())
 
+    @property
+    def states_by_parameter(self) -> dict[Tensor, Any]:
+        """The states of the optimizer by parameter; none before the first step."""
+        return {} if self._trained is None else dict(self._trained[0].state)
+
     def _place(self, batch: Any) -> Any:
         """Return a batch on the device, and in fp64 where that is computed in."""
         batch = to_device(batch, self.device)

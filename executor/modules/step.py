@@ -149,6 +149,11 @@ class TrainingStep:
         """The optimizer's states of every parameter; none before the first step."""
         return [] if self._trained is None else list(self._trained[0].state.values())
 
+    @property
+    def states_by_parameter(self) -> dict[Tensor, dict[str, Any]]:
+        """The optimizer's states, of every parameter that has some."""
+        return {} if self._trained is None else dict(self._trained[0].state)
+
     def save(self, folder: str | Path) -> Path:
         """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
         if self._trained is None:

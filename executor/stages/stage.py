@@ -62,7 +62,6 @@ class Stage(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
         fixed = {name: buffers[target] for name, target in step.buffers.items()} | dict(step.fixed)
         piece_names = [list_parameter_names(step, piece) for _, piece in nodes.pieces]
         counts = Counter(name for names in piece_names for name in names)
@@ -72,6 +71,7 @@ class Stage(nn.Module):
         self.received = tuple(node.name for node in nodes.received)
         self.sent = tuple(node.name for node in nodes.sent)
         self.results = tuple(node.name for node in nodes.results)
+        self.sent_dtypes = [example.dtype for example in make_examples(nodes.sent, dtype)]
         self.bound = nodes.bound
         own_nodes = set(nodes.operators)
         self.updates = {node.name: buffers[name] for name, node in step.updates.items() if node in own_nodes}
@@ -137,8 +137,8 @@ class Stage(nn.Module):
                 outputs[place] = bind(outputs[place], values[name])
         anchor = outputs[place]
         results = [bind(v, anchor) if n in self.bound else v for n, v in zip(names, outputs, strict=True)]
-        if self.dtype is not None and self.sent:
-            results = [result.to(self.dtype) if result.is_floating_point() else result for result in results]
+        if not self.results:  # autocast makes other dtypes than the next stage has room for
+            results = [result.to(dtype) for result, dtype in zip(results, self.sent_dtypes, strict=True)]
         return tuple(map(_own, results))
 
 

@@ -32,11 +32,13 @@ class TrainJob:
     max_norm
         The norm to which gradients are clipped; ``None`` for no clipping.
     checkpoint_every
-        Steps between checkpoints; 0 for one at the end only, -1 for none.
+        Steps between checkpoints; 0 for one at the end only.
     evaluate_every
-        Steps between evaluations; 0 for one at the end only.
+        Steps between evaluations; 0 for one at the end only, -1 for none.
     resume
         Whether the run goes on from the newest checkpoint of its folder.
+    is_trial
+        Whether the run is compared with another and then forgotten.
     without_dropout
         Whether dropout modules drop nothing, so that runs under two plans can be compared.
     tokens, evaluation_tokens
@@ -58,6 +60,7 @@ class TrainJob:
     checkpoint_every: int = 0
     evaluate_every: int = 0
     resume: bool = False
+    is_trial: bool = False
     without_dropout: bool = False
     tokens: str | None = None
     evaluation_tokens: str | None = None
@@ -66,11 +69,6 @@ class TrainJob:
     timeout: float = TIMEOUT
 
     __repr__ = brief_repr()
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether the run is compared with another and then forgotten."""
-        return self.checkpoint_every < 0
 
     def write(self, folder: Path) -> Path:
         """Write the job into a folder and return its file."""

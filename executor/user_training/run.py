@@ -4,11 +4,11 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from math import inf, isnan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
@@ -18,6 +18,10 @@ from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, 
 from meshwise.executor.user_training.log import Progress, StepReader, StepRow, log_rows, require_tensorboard
 from meshwise.executor.user_training.stopping import StoppedError, StopRequest
 from meshwise.simulator.brief import brief_repr
+from meshwise.strategies.plan.recomputation import Recompute
+
+if TYPE_CHECKING:
+    from meshwise.executor.user_training.verification import Difference
 
 WORKER = "meshwise.executor.user_training.worker"
 VERIFY = "verify"
@@ -25,26 +29,8 @@ VERIFY = "verify"
 MISMATCH = "collective mismatch"
 """What gloo says where ranks exchange different numbers of bytes."""
 VERIFIED_STEPS = 3
-TOLERANCE = 1e-9
-"""Fraction by which losses and weights in fp64 may differ from those of one process."""
-
-
-class DifferenceError(RuntimeError):
-    """A run under a plan that does not compute what one process computes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The largest relative differences of a run in fp64 from one process: of losses, and of weights by name."""
-
-    loss: float
-    weights: float
-    worst_name: str = ""
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both are as small as rounding is."""
-        return self.loss <= TOLERANCE and self.weights <= TOLERANCE
+LOW_PRECISIONS = ("bf16",)
+"""Those in which updates are compared too, within a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +60,7 @@ class TrainRun:
     host_memory: float
     checkpoints: Path
     weights: Path
-    difference: Difference | None = None
+    difference: "Difference | None" = None
 
     __repr__ = brief_repr("losses", "step_time")
 
@@ -121,7 +107,7 @@ def train(
     folder
         Folder for the job, ``metrics.jsonl`` with a line a step, checkpoints and the weights at the end.
     verify
-        Whether the first steps are made in fp64 beforehand, under the layout and in one process, and compared.
+        Whether first steps are made beforehand, under the layout and in one process, and compared (`verify_job`).
     replace_run
         Whether the checkpoints of an earlier run in the folder are removed; else a run that does not go on from them
         is refused.
@@ -144,17 +130,15 @@ def train(
         Where the ranks do not compute what one process computes; the run was not started.
     """
     require_torch()
+    from meshwise.executor.user_training.verification import DifferenceError
+
     require_device(job.device, job.layout.num_ranks)
     if has_board:
         require_tensorboard()
     first_step = _prepare_folder(job, folder, replace_run=replace_run)
     difference = verify_job(job, folder / VERIFY, tell) if verify else None
     if difference is not None and not difference.is_equal:
-        raise DifferenceError(
-            f"the ranks compute what one process does, met losses {difference.loss:.1e} and weights "
-            f"{difference.weights:.1e} apart ({difference.worst_name}); random draws in forward or "
-            "data, other than of dropout modules, make them differ too"
-        )
+        raise DifferenceError(f"the ranks compute what one process does, met {difference.describe()}")
     rows = _launch(job, folder, log_rows(folder, first_step, progress, has_board=has_board), tell=tell)
     return _collect(job, folder, first_step, rows, difference)
 
@@ -213,7 +197,7 @@ def _launch(
 
 
 def _collect(
-    job: TrainJob, folder: Path, first_step: int, rows: Sequence[StepRow], difference: Difference | None
+    job: TrainJob, folder: Path, first_step: int, rows: Sequence[StepRow], difference: "Difference | None"
 ) -> TrainRun:
     facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.num_ranks)]
     peaks = [rank_facts["peak"] for rank_facts in facts if "peak" in rank_facts]
@@ -231,42 +215,64 @@ def _collect(
     )
 
 
-def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda text: None) -> Difference:
-    """Return how far the first steps of a job under its layout, in fp64, are from those of one process."""
-    from meshwise.executor.recording.weight_files import read_weights  # needs torch
-    from meshwise.executor.user_training.training import train_plainly
+def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda text: None) -> "Difference":
+    """Return how far the first steps of a job under its layout are from those of one process.
+
+    They are made in fp64, and where the job has a low precision in that too. Where blocks are computed again and have
+    dropout, they are compared with kept ones.
+
+    Raises
+    ------
+    DifferenceError
+        Where ranks do not have the same parameters.
+    """
+    from meshwise.executor.user_training.plain_training import has_dropout, train_plainly, train_rounded  # needs torch
+    from meshwise.executor.user_training.verification import compare_draws, compare_exactly, compare_updates
 
     check = replace(
         job,
         precision="fp64",
         steps=min(job.steps, VERIFIED_STEPS),
         resume=False,
+        is_trial=True,
         without_dropout=True,
-        checkpoint_every=-1,
+        checkpoint_every=0,
         evaluate_every=-1,
     )
     with redirect_stdout(sys.stderr):  # the user's file may print
-        expected_losses, expected_weights = train_plainly(check)
-    losses = [row.loss for row in _launch(check, folder, tell=tell)]
-    weights = read_weights(folder / WEIGHTS)
-    pairs = zip(losses, expected_losses, strict=True)
-    loss_difference = find_largest(abs(loss - expected) / max(abs(expected), 1e-12) for loss, expected in pairs)
-    if missing_names := set(expected_weights) - set(weights):
-        raise DifferenceError(f"the weights of both runs have equal names, met no {', '.join(sorted(missing_names))}")
-    differences = {
-        name: float((weights[name] - tensor).double().abs().max() / tensor.double().abs().max().clamp(min=1e-12))
-        for name, tensor in expected_weights.items()
-        if tensor.numel()
-    }
-    weights_difference = find_largest(differences.values())
-    worst_name = next((name for name, value in differences.items() if not value < weights_difference), "")
-    return Difference(loss_difference, weights_difference, worst_name)
+        plain = train_plainly(check)
+        has_draws = job.layout.recompute is Recompute.FULL and has_dropout(job)
+    difference = compare_exactly(_run_trial(check, folder, tell), folder, plain)
+    if has_draws and difference.is_equal:
+        drawn = replace(check, without_dropout=False)
+        kept = replace(drawn, layout=replace(job.layout, recompute=Recompute.NONE))
+        again_folder, kept_folder = folder / "recomputed", folder / "kept"
+        rows = _run_trial(drawn, again_folder, tell), _run_trial(kept, kept_folder, tell)
+        difference = replace(difference, draws=compare_draws(rows, (again_folder, kept_folder)))
+    if job.precision in LOW_PRECISIONS and difference.is_equal:
+        narrow = replace(check, precision=job.precision, checkpoint_every=1)
+        with redirect_stdout(sys.stderr):
+            exact = train_plainly(narrow, keeps_steps=True)
+            rounded = train_rounded(narrow)
+        difference = replace(
+            difference, update=compare_updates(_run_trial(narrow, folder, tell), folder, exact, rounded)
+        )
+    return difference
 
 
-def find_largest(values: Iterable[float]) -> float:
-    """Return the largest of some differences, which is infinite where one is no number.
+def _run_trial(job: TrainJob, folder: Path, tell: Callable[[str], None]) -> list[StepRow]:
+    """Return the steps of a run whose states are compared; `DifferenceError` where ranks' own differ."""
+    from meshwise.executor.user_training.copies import find_unequal_copies  # needs torch
+    from meshwise.executor.user_training.verification import DifferenceError
 
-    >>> find_largest([0.5, float("nan"), 0.25])
-    inf
-    """
-    return max((inf if isnan(value) else value for value in values), default=0.0)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    rows = _launch(job, folder, tell=tell)
+    facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.num_ranks)]
+    if names := find_unequal_copies(
+        [rank_facts["copies"] for rank_facts in facts], job.layout.shards * job.layout.tensor
+    ):
+        count = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise DifferenceError(
+            f"all ranks have the same values of a parameter or buffer, met others of {names[0]}{count}"
+        )
+    return rows

@@ -1,4 +1,4 @@
-"""The steps of one rank of a run of a user's file, and the same steps in one process by a plain loop of torch."""
+"""The steps of one rank of a run of a user's file."""
 
 import json
 import os
@@ -13,23 +13,23 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
-from meshwise.executor.modules.batches import count_samples, count_tokens, to_double
+from meshwise.executor.modules.batches import count_samples, count_tokens
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.evaluation import EvaluationBatch
-from meshwise.executor.modules.losses import compute_own_loss
 from meshwise.executor.modules.optimizers import make_adamw
-from meshwise.executor.modules.quiet import KeepDouble, drop_nothing, turn_to_double
+from meshwise.executor.modules.quiet import drop_nothing
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
+from meshwise.executor.user_training.copies import digest_copies
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
@@ -136,7 +136,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
-    facts_file(folder, rank).write_text(json.dumps(facts | usage))
+    copies = {"copies": digest_copies(step)} if job.is_trial else {}
+    facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
 
 
 def _is_due(every: int, step: int, *, is_last: bool) -> bool:
@@ -247,55 +248,6 @@ def raise_with_line(error: Exception, user_file: UserFile, words: str = "") -> N
 def count_parameters(module: nn.Module) -> int:
     """Return the number of elements of a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def train_plainly(job: TrainJob) -> tuple[list[float], dict[str, Tensor]]:
-    """Return the losses and the last weights of a job in this process, whole batch after whole batch, in fp64.
-
-    It is a loop of torch alone, by which a run under a plan is judged. Weights whose gradients are nothing but rounding
-    are left out: optimizers that divide by the size of gradients make whole steps of them.
-    """
-    user_file = load_source(job)
-    try:
-        return _train_plainly(job, user_file)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserFileError(f"{find_own_line(error, user_file.path)}: {format_error(error)}") from error
-
-
-NOISE = 1e-11
-"""Fraction of the largest gradient below which a gradient is rounding."""
-
-
-def _train_plainly(job: TrainJob, user_file: UserFile) -> tuple[list[float], dict[str, Tensor]]:
-    module = user_file.build_model(job.seed)
-    turn_to_double(module)
-    drop_nothing(module)
-    module.train()
-    optimizer = (user_file.optimizer or make_adamw(job.learning_rate))(module)
-    scheduler = None if user_file.scheduler is None else user_file.scheduler(optimizer)
-    batches, losses = open_batches(job, user_file, 0, 1, 0), []
-    largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
-    for number in range(job.steps):
-        batch = to_double(next_batch(batches, user_file, number))
-        with KeepDouble():
-            value = compute_own_loss(module, batch, user_file.loss).mean
-        value.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None and parameter.grad.numel():
-                largest[name] = max(largest[name], float(parameter.grad.abs().max()))
-        if job.max_norm is not None:
-            nn.utils.clip_grad_norm_(module.parameters(), job.max_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if scheduler is not None:
-            scheduler.step()
-        losses.append(value.item())
-    limit = NOISE * max(largest.values(), default=0.0)
-    noisy_names = {name for name, size in largest.items() if 0 < size < limit}
-    states = module.state_dict().items()
-    return losses, {name: tensor.detach().cpu() for name, tensor in states if name not in noisy_names}
 
 
 def print_to_stderr() -> None:

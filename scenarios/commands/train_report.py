@@ -106,6 +106,15 @@ def to_json(run: "TrainRun", planned: "PlannedRun") -> dict[str, Any]:
             "loss_error": difference.loss,
             "parameter_error": difference.weights,
             "reference": "single process",
+            "draws_error": difference.draws,
+            "update": None
+            if difference.update is None
+            else {
+                "error": difference.update.error,
+                "bound": difference.update.bound,
+                "name": difference.update.name,
+                "equal": difference.update.is_equal,
+            },
             "equal": difference.is_equal,
         },
         "checkpoint": str(run.checkpoints),
@@ -148,4 +157,9 @@ def _print_run(run: "TrainRun", planned: "PlannedRun") -> None:
                 f"yes: losses {difference.loss:.0e}, weights {difference.weights:.0e} apart in fp64",
             )
         )
+        if difference.draws is not None:
+            rows.append(("equal recomputation", f"yes: with dropout {difference.draws:.0e} apart from kept blocks"))
+        if (update := difference.update) is not None:
+            text = f"yes: {update.error:.2f} of at most {update.bound:.2f} ({update.name})"
+            rows.append((f"updates in {run.job.precision}", text))
     print_rows([*rows, ("checkpoints", str(run.checkpoints)), ("weights", str(run.weights))])

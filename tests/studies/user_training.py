@@ -16,8 +16,8 @@ from typing import Any
 
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.plain_training import train_plainly
 from meshwise.executor.user_training.run import train
-from meshwise.executor.user_training.training import train_plainly
 
 STEPS, EXACT_STEPS = 200, 20
 
@@ -36,9 +36,9 @@ def run_command(file: Path, processes: int) -> dict[str, Any]:
 
 def measure_equality(file: Path, layout: ModuleLayout) -> float:
     """Return the largest relative difference of losses in fp64 from those of a plain loop of torch."""
-    options = {"precision": "fp64", "without_dropout": True, "checkpoint_every": -1}
+    options = {"precision": "fp64", "without_dropout": True, "is_trial": True}
     job = TrainJob(str(file.resolve()), layout, EXACT_STEPS, **options)  # type: ignore[arg-type]
-    expected, _ = train_plainly(job)
+    expected = train_plainly(job).losses
     with TemporaryDirectory() as folder:
         losses = train(job, Path(folder)).losses
     return max(abs(loss - value) / abs(value) for loss, value in zip(losses, expected, strict=True))
