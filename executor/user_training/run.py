@@ -143,19 +143,32 @@ def train(
     return _collect(job, folder, first_step, rows, difference)
 
 
-def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
-    """Return the steps that are done; a folder has the checkpoints of one run only."""
+def find_first_step(folder: Path, *, resume: bool, replace_run: bool) -> int:
+    """Return the steps that a run in a folder goes on from.
+
+    Raises
+    ------
+    UserError
+        Where the folder has no checkpoint to go on from, or those of another run.
+    """
     from meshwise.executor.modules.states import find_newest, list_checkpoints, read_step  # needs torch
 
     checkpoints = folder / CHECKPOINTS
-    if job.resume:
+    if resume:
         return read_step(find_newest(checkpoints))
-    if names := list_checkpoints(checkpoints):
-        if not replace_run:
-            met = f"met {names[-1]} in {checkpoints}"
-            raise UserError(f"--out: a new run has a folder without checkpoints, {met}; nearest: --resume or --replace")
-        shutil.rmtree(checkpoints)
+    names = list_checkpoints(checkpoints)
+    if names and not replace_run:
+        met = f"met {names[-1]} in {checkpoints}"
+        raise UserError(f"--out: a new run has a folder without checkpoints, {met}; nearest: --resume or --replace")
     return 0
+
+
+def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
+    """Return the steps that are done; a folder has the checkpoints of one run only."""
+    first_step = find_first_step(folder, resume=job.resume, replace_run=replace_run)
+    if not job.resume:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return first_step
 
 
 def _launch(

@@ -88,7 +88,8 @@ def train(
     """
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.user_training.job import TrainJob
-    from meshwise.executor.user_training.run import train as run_training  # so that help works without torch
+    from meshwise.executor.user_training.run import find_first_step  # so that help works without torch
+    from meshwise.executor.user_training.run import train as run_training
     from meshwise.executor.user_training.stopping import StoppedError
     from meshwise.scenarios.module_plans.plan_files import write_plan
     from meshwise.scenarios.module_plans.planning import plan_run
@@ -101,6 +102,7 @@ def train(
     check_device(device)
     layout = _read_layout(plan, processes, device)
     target = make_folder(out)
+    find_first_step(target, resume=resume, replace_run=replace)  # told before anything is measured
     job = TrainJob(
         str(path),
         layout or ModuleLayout(processes or 1),
