@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "execute": "Run a plan for real on this machine and set measurement against prediction.",
     "train": (
-        "Train your own module on your own data under a plan: data parallelism, ZeRO 1 to 3, microbatches, recompute."
+        "Train your own module on your own data: data parallelism, ZeRO, recompute, pipelines, cut operators."
     ),
     "export": "Say a plan in another system's words; what that system cannot say is refused.",
     "calibrate": (
