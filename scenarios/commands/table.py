@@ -25,9 +25,7 @@ COMMANDS = {
         "Explain the best plan, or a given one; --why-not and --lost are answered alone. Ctrl-C prints what is known."
     ),
     "execute": "Run a plan for real on this machine and set measurement against prediction.",
-    "train": (
-        "Train your own module on your own data: data parallelism, ZeRO, recompute, pipelines, cut operators."
-    ),
+    "train": "Train your own module on your own data: data parallelism, ZeRO, recompute, pipelines, cut operators.",
     "export": "Say a plan in another system's words; what that system cannot say is refused.",
     "calibrate": (
         "Measure this machine into a cluster file; or fit one to measured steps or collectives, or parts to timings."
