@@ -275,7 +275,7 @@ def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda
 
 def _run_trial(job: TrainJob, folder: Path, tell: Callable[[str], None]) -> list[StepRow]:
     """Return the steps of a run whose states are compared; `DifferenceError` where ranks' own differ."""
-    from meshwise.executor.user_training.copies import find_unequal_copies  # needs torch
+    from meshwise.executor.recording.copies import find_unequal_copies  # needs torch
     from meshwise.executor.user_training.verification import DifferenceError
 
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

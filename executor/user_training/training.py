@@ -24,12 +24,13 @@ from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.evaluation import EvaluationBatch
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.modules.sharding import unwrap
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
+from meshwise.executor.recording.copies import digest_copies
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
-from meshwise.executor.user_training.copies import digest_copies
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
@@ -136,7 +137,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
-    copies = {"copies": digest_copies(step)} if job.is_trial else {}
+    copies = {"copies": digest_copies(unwrap(step.module), step.states_by_parameter)} if job.is_trial else {}
     facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
 
 

@@ -5,18 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from meshwise.executor.cut_modules.step import CutStep
-from meshwise.executor.modules.sharding import unwrap
-from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.tensors import to_local
 
 
-def digest_copies(step: TrainingStep | CutStep) -> dict[str, str]:
+def digest_copies(module: nn.Module, states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, str]:
     """Return a digest of every parameter of this rank, with its optimizer states, and of every buffer, by name."""
-    module = unwrap(step.module)
-    states = step.states_by_parameter
     digests = {}
     for name, parameter in module.named_parameters():
         values = [parameter, *(v for _, v in sorted(states.get(parameter, {}).items()) if isinstance(v, Tensor))]
