@@ -83,7 +83,7 @@ class Ranks:
         if any(texts):
             self.close()
             pytest.fail(f"{fault or 'no fault'}: {texts}")
-        reader = StepReader(folder, NUM_RANKS, job.layout.data)
+        reader = StepReader(folder, NUM_RANKS, job.layout.data_ranks)
         reader.read_on()
         return reader.rows
 
