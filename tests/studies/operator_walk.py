@@ -317,7 +317,7 @@ class Walk:
     def _execution(self) -> Iterator[str]:
         yield from ("## Running it", "")
         yield from _wrap_prose(
-            "The same graph on two processes of this machine: searched for, run on torch's distributed tensors",
+            "The same graph on two processes of this machine: searched for, run on torch's collectives",
             "with exactly the collectives that were simulated, and compared with one process in fp64:",
         )
         yield from (f"<!-- {_NOT_RUN} -->", "")
