@@ -36,7 +36,7 @@ def parallelize(
     ValueError
         Where the plan says what a step does not do, or has another number of ranks.
     """
-    from meshwise.executor.cut_modules.step import CutStep
+    from meshwise.executor.cut_modules.cut_stages import make_cut_step
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
@@ -56,4 +56,4 @@ def parallelize(
 
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
-    return CutStep(module, layout, device=find_device(), choose_plan=choose_plan, **options)
+    return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)
