@@ -65,7 +65,9 @@ class PartForm:
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state that has the shape of this rank's part."""
         part = state.full_tensor() if isinstance(state, DTensor) else state
-        return self.program.gather_parameter(self._find_name(name), part.detach()) if self._is_part(name, part) else part
+        if not self._is_part(name, part):
+            return part
+        return self.program.gather_parameter(self._find_name(name), part.detach())
 
     def make_room(self, name: str, state: Tensor) -> Tensor:
         """Return a tensor of the shape of the whole."""
@@ -124,7 +126,7 @@ class CutStagesStep(PipelinedStep):
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
             plan = agree_on_plan(self.choose_plan, captured)
         plan = keep_operator_axes(plan)
-        require_same_module(plan, captured)
+        require_same_module(plan, captured, self.module)
         self._ranks = RankMesh(self._mesh[tuple(self._operator_axes)])
         try:
             step, self._program = build_cut_graph(

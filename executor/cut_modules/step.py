@@ -254,7 +254,7 @@ class CutStep:
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
             assert self.choose_plan is not None
             self.plan = agree_on_plan(self.choose_plan, captured)
-        require_same_module(self.plan, captured)
+        require_same_module(self.plan, captured, self.module)
         ranks = RankMesh(build_device_mesh(self.plan, self.device.type)) if first_stage is None else first_stage.ranks
         parameters = {} if first_stage is None else first_stage.parts
         buffers = {} if first_stage is None else {name: part for name, (part, _) in first_stage.buffer_parts.items()}

@@ -41,7 +41,7 @@ def capture_job(job: TrainJob) -> CapturedModule:
         captured = capture_batch(module, batch, user_file.loss, nearest=nearest)
         if job.layout.plan is not None:
             plan = job.layout.plan
-            require_same_module(plan, captured)
+            require_same_module(plan, captured, module)
             Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
         check_program(module, batch, user_file.loss, nearest=nearest)
     return captured
