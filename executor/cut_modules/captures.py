@@ -78,6 +78,19 @@ CHECKED_SAMPLES = 2
 """Samples on which the program of a module is compared with it."""
 
 
+def require_samples(num_samples: int, place: str) -> None:
+    """Raise `CutError` where a microbatch has so few samples that a capture does not know their dim.
+
+    Parameters
+    ----------
+    place
+        The ranks that have them together, in words.
+    """
+    if num_samples < CHECKED_SAMPLES:
+        rule = f"a microbatch of a cut module has at least {CHECKED_SAMPLES} samples on {place}"
+        raise CutError(f"{rule}, met {num_samples}; nearest: {CHECKED_SAMPLES}")
+
+
 def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, nearest: str) -> None:
     """Raise `CutError` unless a module and its program have the same loss, gradients and buffers, in fp64.
 
