@@ -4,7 +4,7 @@ All ranks measure the same thing at the same time, so that they share memory, ca
 Every figure is the median of its repetitions; collectives have the mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
@@ -277,7 +277,9 @@ KINDS: dict[str, Callable[[], Run]] = {
 }
 
 
-def measure_collectives(size: int, measure: Measure, device: str = "cpu") -> list[tuple[str, int, int, float]]:
+def measure_collectives(
+    size: int, measure: Measure, device: str = "cpu", messages: Sequence[int] = MESSAGES
+) -> list[tuple[str, int, int, float]]:
     """Return (collective, ranks, bytes, seconds), measured in all groups of ``size`` neighbouring ranks at once.
 
     Ranks outside these groups only take part in the barriers.
@@ -288,7 +290,7 @@ def measure_collectives(size: int, measure: Measure, device: str = "cpu") -> lis
     groups = [dist.new_group(list(range(first_rank, first_rank + size))) for first_rank in first_ranks]
     is_member = rank // size < len(groups)
     rows = []
-    for nbytes in MESSAGES:
+    for nbytes in messages:
         runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, device) if is_member else {}
         for name in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if size == 2 else [])):
             seconds = measure(runs.get(name, _do_nothing))

@@ -297,11 +297,7 @@ class CutStep:
     def _begin(self, stage: LocalStage) -> tuple[Optimizer, LRScheduler | None]:
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, self.module, self.names)
-        kind = type(optimizer)
-        is_torch = kind.__module__.startswith("torch.optim")
-        if not (is_torch and kind.__name__ in ELEMENTWISE):
-            rule = "an optimizer of cut parameters steps each element by itself"
-            raise CutError(f"{rule}, as {', '.join(ELEMENTWISE[:3])} do, met {kind.__name__}; nearest: AdamW")
+        require_elementwise(optimizer)
         scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
             self._load(optimizer, scheduler)
@@ -339,3 +335,11 @@ class CutStep:
         factor = min(self.max_norm / (float(total) ** 0.5 + 1e-6), 1.0)
         for gradient in gradients:
             gradient.mul_(factor)
+
+
+def require_elementwise(optimizer: Optimizer) -> None:
+    """Raise `CutError` where an optimizer may not step a part of a parameter as it steps the whole."""
+    kind = type(optimizer)
+    if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE):
+        rule = "an optimizer of cut parameters steps each element by itself"
+        raise CutError(f"{rule}, as {', '.join(ELEMENTWISE[:3])} do, met {kind.__name__}; nearest: AdamW")
