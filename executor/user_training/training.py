@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.cut_modules.cut_stages import make_cut_step
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
@@ -168,7 +169,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     module = user_file.build_model(job.seed)
     if job.without_dropout:
         drop_nothing(module)
-    make = CutStep if job.layout.tensor > 1 else make_step
+    make = make_cut_step if job.layout.tensor > 1 else make_step
     return make(
         module,
         job.layout,

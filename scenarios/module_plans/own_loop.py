@@ -8,7 +8,7 @@ from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
-    from meshwise.executor.cut_modules.step import CutStep
+    from meshwise.executor.cut_modules.cut_stages import make_cut_step
     from meshwise.executor.module_measures.figures import ModuleFigures
     from meshwise.executor.module_measures.live_module import LiveModule
     from meshwise.executor.module_measures.searched_step import SearchedStep
@@ -45,7 +45,7 @@ def parallelize(
     ValueError
         Where the plan says what a step does not do, or has another number of ranks.
     """
-    from meshwise.executor.cut_modules.step import CutStep
+    from meshwise.executor.cut_modules.cut_stages import make_cut_step
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
@@ -67,7 +67,7 @@ def parallelize(
 
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
-    return CutStep(module, layout, device=find_device(), choose_plan=choose_plan, **options)
+    return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)
 
 
 def _search(module: Any, *, optimizer: Any = None, learning_rate: float = 1e-3, **options: Any) -> "SearchedStep":
