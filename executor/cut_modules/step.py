@@ -308,11 +308,3 @@ class CutStep:
         factor = min(self.max_norm / (float(total) ** 0.5 + 1e-6), 1.0)
         for gradient in gradients:
             gradient.mul_(factor)
-
-
-def require_elementwise(optimizer: Optimizer) -> None:
-    """Raise `CutError` where an optimizer may not step a part of a parameter as it steps the whole."""
-    kind = type(optimizer)
-    if not (kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE):
-        rule = "an optimizer of cut parameters steps each element by itself"
-        raise CutError(f"{rule}, as {', '.join(ELEMENTWISE[:3])} do, met {kind.__name__}; nearest: AdamW")

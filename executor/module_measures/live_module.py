@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from meshwise.executor.cut_modules.captures import CutError, capture_batch, check_program, require_same_module
-from meshwise.executor.cut_modules.step import require_elementwise
+from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.module_measures.first_batch import capture_graph, has_weighted_loss
 from meshwise.executor.module_measures.measuring import measure_module

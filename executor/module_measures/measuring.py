@@ -51,6 +51,7 @@ from meshwise.executor.modules.quiet import keep_draws
 from meshwise.executor.modules.sharding import act_alone, find_precision_context
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
+from meshwise.executor.recording.private_torch import make_own_store
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 from meshwise.executor.user_training.job import TrainJob
@@ -94,7 +95,7 @@ def measure_module(source: ModuleSource, seconds: float) -> ModuleFigures:
     numpy_draws, own_draws = np.random.get_state(), random.getstate()
     is_alone = not dist.is_initialized()
     if is_alone:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=make_own_store(), rank=0, world_size=1)
     try:
         with keep_draws():
             return Measurement(source, seconds).run()

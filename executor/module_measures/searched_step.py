@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from meshwise.executor.cut_modules.cut_stages import make_cut_step
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.module_measures.live_module import LiveModule
@@ -159,7 +160,7 @@ class SearchedStep:
             self.planned = self._plan(batch, is_global=is_global)
             layout = self.planned.layout
             options = self._options | {"optimizer": self._optimizer, "loss": self._loss, "precision": self._precision}
-            make = CutStep if layout.tensor > 1 else make_step
+            make = make_cut_step if layout.tensor > 1 else make_step
             self._step = make(self.module, layout, device=self.device, **options)
             self.module = self._step.module
             if self._checkpoint is not None:

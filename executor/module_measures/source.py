@@ -147,7 +147,7 @@ def copy_optimizer(optimizer: Optimizer, module: nn.Module, copy: nn.Module) -> 
     # what is in the memo is not copied again: each parameter becomes that of the copy
     memo: dict[int, Tensor] = {id(own): parameters[name] for name, own in module.named_parameters()}
     try:
-        return deepcopy(optimizer, memo)  # type: ignore[arg-type]
+        return deepcopy(optimizer, memo)
     except Exception as error:  # of an optimizer's own class
         rule = "an optimizer is measured on a copy by copy.deepcopy"
         met = f"met {type(optimizer).__name__}, {error}"

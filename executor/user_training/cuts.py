@@ -14,7 +14,7 @@ from meshwise.executor.cut_modules.captures import (
     check_program,
     require_same_module,
 )
-from meshwise.executor.cut_modules.step import require_elementwise
+from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
 from meshwise.executor.modules.optimizers import build_optimizer
 from meshwise.executor.operators.layouts import Layouts

@@ -8,7 +8,8 @@ from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
-    from meshwise.executor.cut_modules.cut_stages import make_cut_step
+    from meshwise.executor.cut_modules.cut_stages import CutStagesStep
+    from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.module_measures.figures import ModuleFigures
     from meshwise.executor.module_measures.live_module import LiveModule
     from meshwise.executor.module_measures.searched_step import SearchedStep
@@ -22,7 +23,7 @@ SEARCH = "search"
 
 def parallelize(
     module: Any, plan: "Plan | ModuleLayout | str | Path | None" = None, **options: Any
-) -> "TrainingStep | CutStep | SearchedStep":
+) -> "TrainingStep | CutStep | CutStagesStep | SearchedStep":
     """Return the step of training of a module under a plan, in a loop of the user's own.
 
     It is called on every rank that a launcher such as torchrun has started. What it returns is called with the samples
