@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from meshwise.executor.cut_modules.captures import CutError, capture_batch, check_program, require_same_module
@@ -84,7 +84,14 @@ class LiveModule:
         return copy_module(self.module, "fp32").cpu()
 
     def _to_host(self, batch: Any) -> Any:
-        return map_tensors(batch, lambda tensor: tensor.detach().cpu())
+        """Return a batch for `_copy`: samples of a step in fp64 have the dtype of the module."""
+        own = next((parameter.dtype for parameter in self.module.parameters() if parameter.is_floating_point()), None)
+
+        def move(tensor: Tensor) -> Tensor:
+            is_wide = self.precision == "fp64" and tensor.dtype is torch.float64
+            return tensor.detach().to("cpu", own if is_wide else None)
+
+        return map_tensors(batch, move)
 
     def _select_own(self, num_samples: int) -> Any:
         """Return the part of a global batch that this rank measures: its own, or the first where none divides it."""
