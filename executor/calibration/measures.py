@@ -94,25 +94,30 @@ def measure_median(run: Run, share: float) -> float:
     return median(measure_times(run, share))
 
 
-def measure_mean(run: Run, share: float) -> float:
+def measure_mean(run: Run, share: float, most: int = REPETITIONS[1]) -> float:
     """Return the mean seconds of ``run`` after some work that ranks do not end at the same moment.
 
     A training step reaches a collective in the same way, and pays for the wait and for waking up as well. It is the
     mean and not the median, because a step is a sum of many collectives.
     """
     a = torch.ones(PAUSE_SIZE, PAUSE_SIZE)
-    return fmean(measure_times(run, share, interlude=lambda: a @ a))
+    return fmean(measure_times(run, share, interlude=lambda: a @ a, most=most))
 
 
-def measure_times(run: Run, share: float, interlude: Run = lambda: None, least: int = REPETITIONS[0]) -> list[float]:
-    """Return the seconds of every run of several that take about ``share`` seconds, ``least`` at least."""
+def measure_times(
+    run: Run,
+    share: float,
+    interlude: Run = lambda: None,
+    least: int = REPETITIONS[0],
+    most: int = REPETITIONS[1],
+) -> list[float]:
+    """Return the seconds of every run of several that take about ``share`` seconds, ``least`` to ``most`` of them."""
     run()
     dist.barrier()
     start = perf_counter()
     run()
-    min_runs, max_runs = least, REPETITIONS[1]
     # all ranks repeat as often as rank 0: a collective needs every one of them
-    num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), min_runs), max_runs))
+    num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), least), most))
     dist.broadcast(num_runs, 0)
     times = []
     for _ in range(int(num_runs)):

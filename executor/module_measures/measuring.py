@@ -65,6 +65,8 @@ SHORTEST_RUNS = 3
 """Passes of a measurement at least."""
 LOOPS = 60
 """Steps of nothing, by which the seconds of a step besides its passes are known."""
+MOST_MESSAGES = 30
+"""Messages of a size at most: between two of them a rank computes, which takes longer than small ones."""
 WAIT = 0.02
 """Seconds between two looks for the file that has ranks begin."""
 
@@ -176,10 +178,10 @@ class Measurement:
         if self.num_ranks > 1:
             self.note("torch's parts for several ranks")
             plain = self.source.build() if norms else module  # those have statistics of all ranks by now
-            replica = self._measure_difference(plain, self._build_replica(findings.has_unused), more)
+            replica = self._measure_difference(plain, self._build_replica(findings.has_unused), fewer)
             if not whole_states:
                 sharded = self._build_shards(blocks, findings)
-                unit = self._measure_difference(plain, sharded, more) / units
+                unit = self._measure_difference(plain, sharded, fewer) / units
                 sharded_optimizer = self.source.build_optimizer(sharded)
                 self._run_passes_and_keep(sharded, kept_batch)
                 sharded_update = self._measure(sharded_optimizer.step) - update
@@ -412,7 +414,7 @@ class Measurement:
             run()
             self._wait()
 
-        return measure_mean(run_to_end, share)
+        return measure_mean(run_to_end, share, MOST_MESSAGES)
 
     def _measure_messages(self, largest: float) -> list[CollectiveRow]:
         """Return the times of messages of up to the largest size that a plan has, or the next one."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshwise.simulator.operator_graph import OperatorGraph
 
 WORKER = "meshwise.executor.module_measures.worker"
-CALIBRATION_SECONDS = 4.0
+CALIBRATION_SECONDS = 3.0
 """Seconds of a calibration, without those to start its processes."""
 MOST_EARLY = 8
 """Ranks that are started at most before the batch has shown how many of them divide it."""
