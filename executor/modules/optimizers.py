@@ -62,22 +62,17 @@ def build_scheduler(source: SchedulerFactory | LRScheduler | None, optimizer: Op
     return scheduler
 
 
-def require_no_states(optimizer: Optimizer) -> None:
-    """Raise `OptimizerError` where an optimizer has stepped before."""
-    if optimizer.state:
+def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
+    if source.state:
         raise OptimizerError(
-            f"an optimizer begins without states, met {type(optimizer).__name__} with those of {len(optimizer.state)} "
+            f"an optimizer begins without states, met {type(source).__name__} with those of {len(source.state)} "
             "parameters; nearest: a new one, and step.load(FOLDER)"
         )
-
-
-def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
-    require_no_states(source)
     parameters = dict(module.named_parameters())
     group_names = [[names.get(id(parameter)) for parameter in group["params"]] for group in source.param_groups]
     if any(None in row for row in group_names):
         raise OptimizerError("an optimizer steps the parameters of the module that is parallelised, met others")
     for group, row in zip(source.param_groups, group_names, strict=True):
-        # a rank of a pipeline has those of its own stages alone
+        # a rank of a pipeline has the parameters of its own stages alone
         group["params"] = [parameters[name] for name in row if name in parameters]
     return source
