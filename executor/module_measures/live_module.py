@@ -76,7 +76,7 @@ class LiveModule:
         if count_samples(microbatch) < 2:
             raise CutError("a microbatch of a cut module has at least 2 samples on all data ranks, met 1; nearest: 2")
         captured = capture_batch(copy, microbatch, self.loss, nearest=nearest)
-        require_same_module(layout.plan, captured)
+        require_same_module(layout.plan, captured, copy)
         Layouts(captured, {sharding.operator: sharding for sharding in layout.plan.shardings})
         check_program(copy, microbatch, self.loss, nearest=nearest)
 
