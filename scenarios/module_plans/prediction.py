@@ -1,14 +1,20 @@
 """Predicts steps of a user's module under layouts, by the simulator: `StepPredictor`."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
 from meshwise.executor.device import CPU, read_device_memory
-from meshwise.executor.module_measures.figures import ModuleFigures
+from meshwise.executor.module_measures.figures import CutFigures, ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.scenarios.module_plans.cut_graphs import count_degrees, count_saved, cut_times, find_state_fraction
+from meshwise.scenarios.module_plans.cut_graphs import (
+    count_degrees,
+    count_saved,
+    cut_times,
+    find_state_fraction,
+    share_times,
+)
 from meshwise.scenarios.module_plans.graphs import (
     build_block_graph,
     count_layers,
@@ -23,6 +29,7 @@ from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
@@ -81,6 +88,8 @@ class ModuleModel:
         How many times as long as on the machine of the library backward takes; 0 where nothing is known of it.
     has_weight
         Whether the loss is a pair (sum, weight).
+    cut_plans
+        How operators are cut over ranks, by their number; `ModuleFigures.cuts` are of these.
     """
 
     graph: OperatorGraph
@@ -95,8 +104,26 @@ class ModuleModel:
     cut_kept: float = 0.0
     pace: float = 0.0
     has_weight: bool = False
+    cut_plans: Mapping[int, Plan] = field(default_factory=dict)
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
+
+
+@dataclass(frozen=True, slots=True)
+class CutProgramModel:
+    """A program of cut operators as the simulator sees it: its passes without messages, and what it keeps.
+
+    Parameters
+    ----------
+    samples, passes
+        Seconds of both passes together with fewer and with more samples.
+    kept
+        Bytes a sample that are needed besides what the graph keeps.
+    """
+
+    samples: tuple[int, int]
+    passes: tuple[float, float]
+    kept: float
 
 
 class StepPredictor:
@@ -106,6 +133,7 @@ class StepPredictor:
         self.model = model
         self.memory = read_device_memory(model.device) if memory is None else memory
         self._costs: dict[Hashable, SimulatedCost] = {}
+        self._programs: dict[Hashable, CutProgramModel] = {}
 
     def predict(self, layout: ModuleLayout) -> Prediction:
         """Return what a layout is predicted to take.
@@ -245,9 +273,60 @@ class StepPredictor:
             raise ValueError(f"tensor({layout.tensor}): a captured module and shardings are predicted, met none")
         samples = max(model.batch // layout.data // layout.num_microbatches, 1)
         graph = cut_times(model.cut_graph, layout.plan, samples, cluster(LIBRARY).accelerator)
-        saved = count_saved(graph, None)
-        kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
+        program = self._find_program(layout)
+        if program is None:
+            saved = count_saved(graph, None)
+            kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
+        else:
+            graph, kept = share_times(graph, program.passes, program.samples), program.kept
         return keep_more(graph, kept, at_end=layout.pipeline > 1)
+
+    def _find_program(self, layout: ModuleLayout) -> "CutProgramModel | None":
+        """Return what the measured program of a layout's tensor ranks takes; ``None`` where none was measured."""
+        figures, plan = self.model.figures, layout.plan
+        if figures is None or plan is None:
+            return None
+        cut = next((cut for cut in figures.cuts if cut.tensor == layout.tensor), None)
+        if cut is None:
+            return None
+        key = layout.tensor, plan.shardings
+        if key not in self._programs:
+            self._programs[key] = model_program(self.model, figures, cut, plan)
+        return self._programs[key]
+
+    def find_messages(self, layout: ModuleLayout) -> float:
+        """Return the seconds of a step in which a rank waits for messages between parts of operators."""
+        cost = self._find_cost(layout)
+        return cost.resource_times(self._complete(cost.problem, layout))[Resource.TENSOR]
+
+
+def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, plan: Plan) -> CutProgramModel:
+    """Return what a measured program takes besides what the simulator adds: its messages, and what it keeps."""
+    layout = ModuleLayout(tensor=cut.tensor, plan=plan)
+    plain = replace(model, cut_kept=0.0, figures=replace(figures, cuts=()))
+    fewer, more = (StepPredictor(replace(plain, batch=samples)) for samples in cut.samples)
+    messages = fewer.find_messages(layout), more.find_messages(layout)
+    passes = tuple(max(seconds - part, seconds / 20) for seconds, part in zip(cut.passes, messages, strict=True))
+    samples = cut.samples[1]
+    fraction = more._find_state_fraction(layout)
+    measured = count_passes_bytes(model, figures, samples, cut.peak, fraction)
+    kept = max(measured - more.predict_passes(layout), 0.0) / samples
+    return CutProgramModel(cut.samples, (passes[0], passes[1]), kept)
+
+
+def count_passes_bytes(
+    model: ModuleModel, figures: ModuleFigures, samples: int, peak: float, fraction: float = 1.0
+) -> float:
+    """Return the bytes of passes in which tensors of so many bytes are made, with what was there before.
+
+    Parameters
+    ----------
+    fraction
+        Of all elements of parameters those that a rank has.
+    """
+    elements = sum(prod(shape) for shape in list_shapes(figures)) * fraction
+    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
+    return elements * itemsize + figures.state * fraction + figures.buffers + figures.batch * samples + peak
 
 
 def count_units(graph: OperatorGraph, zero: int) -> int:
@@ -360,9 +439,7 @@ def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:
     """Return the bytes a sample that make the peak of passes in one process the measured one; at least 0."""
     samples = figures.samples[1]
     single = replace(model, batch=samples)
-    elements = sum(prod(shape) for shape in list_shapes(figures))
-    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
-    measured = elements * itemsize + figures.state + figures.buffers + figures.batch * samples + figures.peak
+    measured = count_passes_bytes(model, figures, samples, figures.peak)
     predicted = StepPredictor(single).predict_passes(ModuleLayout())
     return max(measured - predicted, 0.0) / samples
 
