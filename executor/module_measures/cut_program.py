@@ -45,6 +45,11 @@ class CutProgram:
         Those of `build_rank_mesh`.
     num_samples
         Those of the microbatch; samples of this rank are repeated where it has fewer.
+
+    Attributes
+    ----------
+    messages
+        Seconds of messages of every run.
     """
 
     def __init__(self, source: ModuleSource, plan: Plan, ranks: RankMesh, num_samples: int) -> None:
@@ -61,6 +66,7 @@ class CutProgram:
         self.stage = compile_stage(captured, module, own_plan, ranks, 0, source.device)
         tensors = list_tensors(batch)
         self.inputs = [tensors[place] for place in self.stage.input_places]
+        self.messages: list[float] = []
 
     def run(self) -> None:
         """Run both passes, and sum the gradients that ranks share."""
@@ -71,4 +77,6 @@ class CutProgram:
         loss.backward()
         self.stage.sum_gradients()
         self.stage.zero_grad(set_to_none=True)
-        self.stage.ranks.records.clear()
+        records = self.stage.ranks.records
+        self.messages.append(sum(record.end - record.start for record in records) * 1e-9)
+        records.clear()

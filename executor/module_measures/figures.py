@@ -60,6 +60,8 @@ class CutFigures:
         Those of a pass, fewer and more, which all these ranks have.
     passes
         Seconds of forward and backward together with either number of samples, with all messages of them.
+    messages
+        Of these the seconds of messages on the rank that waits least.
     peak
         Most bytes of tensors in passes of the larger number, above those that were there before.
     """
@@ -67,12 +69,13 @@ class CutFigures:
     tensor: int
     samples: tuple[int, int]
     passes: tuple[float, float]
+    messages: tuple[float, float]
     peak: float
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "CutFigures":
         """Return the figures of plain data."""
-        return cls(**dict(document) | {name: tuple(document[name]) for name in ("samples", "passes")})
+        return cls(**dict(document) | {name: tuple(document[name]) for name in ("samples", "passes", "messages")})
 
 
 @dataclass(frozen=True, slots=True)

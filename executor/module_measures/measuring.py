@@ -385,9 +385,10 @@ class Measurement:
                 programs = [CutProgram(self.source, plan, ranks, number) for number in (fewer, more)]
             except ValueError:  # on all ranks alike; a run of such a plan is refused with the reason
                 continue
-            times = [self._measure(program.run) for program in programs]
+            passes = [self._measure(program.run) for program in programs]
+            messages = [-self._find_slowest(-median(program.messages)) for program in programs]
             peak = self._record_peak(programs[1].run, keeps_results=False)
-            yield CutFigures(tensor, (fewer, more), (times[0], times[1]), peak)
+            yield CutFigures(tensor, (fewer, more), (passes[0], passes[1]), (messages[0], messages[1]), peak)
 
     def _record_peak(self, run: Callable[[], Any], *, keeps_results: bool = True) -> float:
         """Return the most bytes of tensors while something runs, above those before."""

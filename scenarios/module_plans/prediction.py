@@ -117,12 +117,15 @@ class CutProgramModel:
     ----------
     samples, passes
         Seconds of both passes together with fewer and with more samples.
+    message_factor
+        How many times as long as alone messages take in the program.
     kept
         Bytes a sample that are needed besides what the graph keeps.
     """
 
     samples: tuple[int, int]
     passes: tuple[float, float]
+    message_factor: float
     kept: float
 
 
@@ -256,6 +259,9 @@ class StepPredictor:
         else:
             if layout.num_ranks == 1:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
+            program = self._find_program(layout)
+            if program is not None:
+                figures = scale_messages(figures, program.message_factor)
             local_samples = model.batch // layout.data
             num_units = count_units(graph, layout.zero)
             machine = build_machine(
@@ -305,13 +311,21 @@ def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, p
     layout = ModuleLayout(tensor=cut.tensor, plan=plan)
     plain = replace(model, cut_kept=0.0, figures=replace(figures, cuts=()))
     fewer, more = (StepPredictor(replace(plain, batch=samples)) for samples in cut.samples)
-    messages = fewer.find_messages(layout), more.find_messages(layout)
-    passes = tuple(max(seconds - part, seconds / 20) for seconds, part in zip(cut.passes, messages, strict=True))
+    alone = fewer.find_messages(layout), more.find_messages(layout)
+    factor = cut.messages[1] / alone[1] if alone[1] else 1.0
+    # with fewer samples messages may take another factor, which passes then make up for
+    passes = tuple(max(time - factor * part, time / 20) for time, part in zip(cut.passes, alone, strict=True))
     samples = cut.samples[1]
     fraction = more._find_state_fraction(layout)
     measured = count_passes_bytes(model, figures, samples, cut.peak, fraction)
     kept = max(measured - more.predict_passes(layout), 0.0) / samples
-    return CutProgramModel(cut.samples, (passes[0], passes[1]), kept)
+    return CutProgramModel(cut.samples, (passes[0], passes[1]), factor, kept)
+
+
+def scale_messages(figures: ModuleFigures, factor: float) -> ModuleFigures:
+    """Return figures whose messages take ``factor`` times as long."""
+    rows = ((name, ranks, size, seconds * factor) for name, ranks, size, seconds in figures.collectives)
+    return replace(figures, collectives=tuple(rows))
 
 
 def count_passes_bytes(
