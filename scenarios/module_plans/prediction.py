@@ -36,6 +36,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 FRAMEWORK = "execute"
 STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
@@ -120,7 +121,7 @@ class CutProgramModel:
     message_factor
         How many times as long as alone messages take in the program.
     kept
-        Bytes a sample that are needed besides what the graph keeps.
+        Bytes a sample that are needed besides what the graph keeps; below 0 where less is.
     """
 
     samples: tuple[int, int]
@@ -159,9 +160,16 @@ class StepPredictor:
         else:
             fraction = self._find_state_fraction(layout)
             between_passes = count_update_bytes(figures, layout, problem.training, local_samples, fraction)
-        peak = max(cost.peak_memory(plan), between_passes)
+        peak = max(cost.peak_memory(plan) - self._count_excess(layout), between_passes)
         fits = cost.fits(plan) and between_passes <= problem.usable_memory(problem.cluster.accelerator)
         return Estimate(layout, cost.plan_bound(plan), peak, fits)
+
+    def _count_excess(self, layout: ModuleLayout) -> float:
+        """Return the bytes that measured passes of cut operators need less than simulated ones, in their order."""
+        program = self._find_program(layout)
+        if program is None or layout.pipeline > 1 or layout.recompute is not Recompute.NONE:
+            return 0.0
+        return max(-program.kept, 0.0) * (self.model.batch // layout.data // layout.num_microbatches)
 
     def simulate(self, estimate: Estimate) -> Prediction:
         """Return the prediction of a layout whose memory is known."""
@@ -284,7 +292,7 @@ class StepPredictor:
             saved = count_saved(graph, None)
             kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
         else:
-            graph, kept = share_times(graph, program.passes, program.samples), program.kept
+            graph, kept = share_times(graph, program.passes, program.samples), max(program.kept, 0.0)
         return keep_more(graph, kept, at_end=layout.pipeline > 1)
 
     def _find_program(self, layout: ModuleLayout) -> "CutProgramModel | None":
@@ -318,7 +326,7 @@ def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, p
     samples = cut.samples[1]
     fraction = more._find_state_fraction(layout)
     measured = count_passes_bytes(model, figures, samples, cut.peak, fraction)
-    kept = max(measured - more.predict_passes(layout), 0.0) / samples
+    kept = (measured - more.predict_passes(layout)) / samples
     return CutProgramModel(cut.samples, (passes[0], passes[1]), factor, kept)
 
 
