@@ -69,11 +69,12 @@ class RenewedBuffers:
             if dist.is_initialized():
                 dist.all_reduce(extremes, dist.ReduceOp.MAX)
             most, least, renewed = extremes.tolist()
-            rule = f"a buffer that forward renews is made of the whole batch, met {name}, which has the samples of"
+            rule = f"a buffer that forward renews is made once of a whole batch, met {name}"
             if most != -least:
-                raise LossError(f"{rule} a rank; nearest: data=1, or a sum over ranks by torch.distributed in forward")
+                nearest = "data=1, or a sum over ranks by torch.distributed in forward"
+                raise LossError(f"{rule}, which each rank makes of its own samples; nearest: {nearest}")
             if renewed and num_microbatches > 1:
-                raise LossError(f"{rule} a microbatch; nearest: num_microbatches=1")
+                raise LossError(f"{rule}, which each microbatch renews; nearest: num_microbatches=1")
 
     @staticmethod
     def _measure(buffer: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ ZOO = Path(__file__).parents[1] / "user_training" / "zoo.py"
     ("kind", "whole_batch", "whole_microbatch"),
     [
         ("contrastive", "a loss is a mean over samples", ""),
-        ("averaged", "", "met average, which has the samples of a microbatch"),
+        ("averaged", "", "met average, which each microbatch renews"),
         ("physical", "", ""),
         ("warm", "", ""),
     ],
