@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,7 +17,13 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
-from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units, require_compiled_units
+from meshwise.executor.modules.courses import (
+    CallCourse,
+    RenewedBuffers,
+    broadcast_states,
+    list_own_units,
+    require_compiled_units,
+)
 from meshwise.executor.modules.evaluation import EvaluateFunction, EvaluationBatch, evaluate_module, keep_training
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
@@ -41,9 +48,11 @@ from meshwise.executor.modules.quiet import keep_draws, turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
+    average_scalars,
     count_ranks,
     find_precision_context,
     find_rank,
+    list_scalars,
     shard_module,
     unwrap,
 )
@@ -57,7 +66,10 @@ from meshwise.executor.modules.states import (
 )
 from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.recording.private_torch import compile_in_place
+from meshwise.executor.recording.tensors import to_whole
 
+CLIP_EPSILON = 1e-6
+"""torch's, added to a norm that gradients are divided by."""
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
 
@@ -133,13 +145,17 @@ class TrainingStep:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
         batch = self._place(batch)
         microbatches = split_evenly(batch, self.layout.num_microbatches, "microbatches")
+        is_first = self._trained is None
         optimizer, scheduler = self._trained or self._begin(batch)
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         parts = self.layout.num_microbatches, self.layout.data
         step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None, is_counted=self._is_counted)
+        renewed = self._watch_buffers() if is_first else None
         with keep_draws():  # those of the user's data are no part of a step
             torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self._draw_rank) % 2**63)
             self._run_passes(microbatches, step_loss, num_items)
+        if renewed is not None:
+            renewed.require_equal(self.layout.num_microbatches)
         mean_loss, factor = step_loss.reduce()
         self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
         self._finish_gradients(factor)
@@ -196,6 +212,11 @@ class TrainingStep:
                 with find_precision_context(self.module, self.device, self.precision):
                     loss = compute_loss(self.module, microbatch, self.loss, self._loss_kind, num_items)
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _watch_buffers(self) -> RenewedBuffers | None:
+        """Return what looks at the buffers of the first step; ``None`` for a batch that is not divided."""
+        is_divided = self.num_ranks > 1 or self.layout.num_microbatches > 1
+        return RenewedBuffers(unwrap(self.module)) if is_divided else None
 
     def _end_update(self) -> None:
         """Drop the gradients of a step that is done."""
@@ -337,13 +358,25 @@ class TrainingStep:
         """Scale gradients to those of the step's loss, and clip them."""
         if self._unused is not None:
             self._unused.drop_gradients(self.device)
-        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        if self.layout.zero and self.layout.data > 1:
+            average_scalars(list_scalars((self.module,)), (None,))
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         if factor != 1.0:
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.mul_(factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
         if self.max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.max_norm)
+            clip_gradients(gradients, self.max_norm)
+
+
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Clip the norm of all gradients together; some may be shards, and others whole on every rank."""
+    shards = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [to_whole(nn.utils.get_total_norm(part)) for part in (shards, whole) if part]
+    if norms:
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        for gradient in gradients:
+            gradient.mul_(min(max_norm / (norm + CLIP_EPSILON), 1.0))
 
 
 def find_device() -> torch.device:

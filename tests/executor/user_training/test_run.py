@@ -53,12 +53,17 @@ def run(
         ("tied", ModuleLayout(2, zero=3, reshard_after_forward=False, num_microbatches=2)),
         ("tied", ModuleLayout(1, num_microbatches=4, recompute=FULL)),
         ("spectral", ModuleLayout(2, zero=3)),
+        ("warm", ModuleLayout(2, zero=3, num_microbatches=2)),
+        ("warm", ModuleLayout(4, zero=2, zero_shards=2)),
+        ("warm", ModuleLayout(2, zero=3, pipeline=2, num_microbatches=2)),
+        ("physical", ModuleLayout(2, zero=3, num_microbatches=2)),
+        ("averaged together", ModuleLayout(2, zero=2)),
     ],
 )
 def test_ranks_compute_what_one_process_does(
     kind: str, layout: ModuleLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run(kind, layout, tmp_path, monkeypatch)
+    result = run(kind, layout, tmp_path, monkeypatch, max_norm=0.01 if kind == "warm" else None)
     assert result.difference is not None and result.difference.is_equal
     assert len(result.losses) == 2 and result.losses[0] != result.losses[1]
 
@@ -69,6 +74,8 @@ def test_ranks_compute_what_one_process_does(
         ("token mean", ModuleLayout(2), "a loss is a mean over samples"),
         ("contrastive", ModuleLayout(1, num_microbatches=2), "a loss is a mean over samples"),
         ("convolutions", ModuleLayout(1, num_microbatches=2), r"first_norm \(BatchNorm2d\) takes statistics"),
+        ("averaged", ModuleLayout(2), "met average, which has the samples of a rank; nearest: data=1"),
+        ("averaged", ModuleLayout(1, num_microbatches=2), "the samples of a microbatch; nearest: num_microbatches=1"),
         ("outputs", ModuleLayout(1), "a scalar loss or a pair"),
         ("spectral", ModuleLayout(3), "divide the samples of a step, met 8; nearest: 6"),
     ],
