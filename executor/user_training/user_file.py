@@ -5,7 +5,6 @@ Loading it runs its code. `UserFile` has the functions that it defines; the othe
 
 import importlib.util
 import inspect
-import random
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,13 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.starting.construction import DeferredModule, seed_draws, start_module
 
 NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "evaluation_data")
 """The functions that a file may define."""
@@ -58,7 +56,17 @@ class UserFile:
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
-        seed_draws(seed)
+        module = self.start_model(seed)
+        return module.build() if isinstance(module, DeferredModule) else module
+
+    def start_model(self, seed: int) -> nn.Module | DeferredModule:
+        """Return the module without the memory of its parameters, where it can be built so, or else as `build_model`.
+
+        Which it is depends on the file alone, and in both cases first parameters are the same.
+        """
+        return start_module(lambda: self._run_model(seed), seed)
+
+    def _run_model(self, seed: int) -> nn.Module:
         module = self.call("model")
         if not isinstance(module, nn.Module):
             raise UserFileError(
@@ -95,13 +103,6 @@ class UserFile:
     def _find_line(self, function: Callable[..., Any]) -> str:
         code = getattr(function, "__code__", None)
         return f"{self.path}:{code.co_firstlineno}" if code is not None else str(self.path)
-
-
-def seed_draws(seed: int) -> None:
-    """Seed the random numbers of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 def load_file(path: Path) -> UserFile:

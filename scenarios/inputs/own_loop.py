@@ -23,7 +23,8 @@ def parallelize(
     Parameters
     ----------
     module
-        A ``torch.nn.Module``, whole and with equal parameters on every rank; its forward takes a batch.
+        A ``torch.nn.Module``, whole and with equal parameters on every rank; its forward takes a batch. Or a function
+        that returns it, of which a rank makes only the parameters that it keeps where ranks share them.
     plan
         A plan or the file of one, words such as ``data=2,zero=3`` or ``data=2,tensor=2``, or a `ModuleLayout`; by
         default data parallelism over all ranks. Words with ``tensor`` have the shardings of operators searched for.
@@ -36,12 +37,15 @@ def parallelize(
     ValueError
         Where the plan says what a step does not do, or has another number of ranks.
     """
+    from torch import nn
+
     from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
     from meshwise.executor.stages.parallelize import join_ranks, read_layout
     from meshwise.executor.stages.parallelize import parallelize as parallelize_whole
+    from meshwise.executor.starting.construction import DeferredModule, start_module
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     join_ranks()
@@ -54,6 +58,8 @@ def parallelize(
         degrees = {"data": layout.data, "tensor": layout.tensor, "num_microbatches": layout.num_microbatches}
         return choose_cuts(captured.graph, samples=samples, **degrees)
 
+    start = module if isinstance(module, nn.Module) else start_module(module, options.get("seed", 0))
+    module = start.build() if isinstance(start, DeferredModule) else start
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
     return CutStep(module, layout, device=find_device(), choose_plan=choose_plan, **options)

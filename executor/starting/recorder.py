@@ -1,0 +1,246 @@
+"""Records how a function fills the tensors that it makes, which have no memory while it runs.
+
+Every new tensor is on torch's meta device; that a program asked for another device does not matter. What reads values,
+such as ``tensor.item()``, is given those that running the recorded operations again makes. Tensors with values, as
+files are read into, stay what they are, and are constants for operations on others.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from meshwise.executor.recording.private_torch import storage_number
+from meshwise.executor.starting.tape import Operation, Slot, Tape
+
+META = torch.device("meta")
+_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+"""Operators whose results have no values yet; they are zeros where nothing fills them."""
+_OVERWRITING = {
+    "normal_",
+    "uniform_",
+    "fill_",
+    "zero_",
+    "copy_",
+    "exponential_",
+    "log_normal_",
+    "cauchy_",
+    "bernoulli_",
+}
+"""Operators that replace all values of their first argument without reading them."""
+_READERS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+_RESIZED = {"resize_", "resize_as_", "set_.source_Storage", "set_.source_Storage_storage_offset"}
+
+
+class UnrecordableError(Exception):
+    """A program whose tensors cannot be filled again by running its operators."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records on a tape what its body does with tensors.
+
+    Attributes
+    ----------
+    reason
+        Why it cannot be recorded, even if the program has caught the error; empty otherwise.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = tape
+        self.reason = ""
+        self._storages: dict[int, tuple[int, Any]] = {}
+        self._readers = _Readers(self)
+
+    def __enter__(self) -> "Recorder":
+        self._readers.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._readers.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator without values, and record it."""
+        try:
+            return self._run(function, args, dict(kwargs or {}))
+        except Exception as error:  # the program may catch it, and go on as it would not with values
+            self.reason = self.reason or f"{type(error).__name__}: {error}"
+            raise
+
+    def _run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        flat, _ = tree_flatten((args, kwargs))
+        tensors = [item for item in flat if isinstance(item, Tensor)]
+        if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
+            self._refuse(f"{function} of tensors of another kind")
+        if tensors and not any(map(self.knows, tensors)):
+            if function is torch.ops.aten.lift_fresh.default and tensors[0].numel():
+                return self._lift(tensors[0])
+            return function(*args, **kwargs)  # of values that are there
+        if any(isinstance(item, torch.Generator) for item in flat):
+            self._refuse("draws from a generator of its own")
+        if self._reads_values(function, tensors):
+            return self._evaluate(function, args, kwargs)
+        return self._record(function, args, kwargs, tensors)
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's storage is filled by the tape."""
+        return tensor.is_meta and storage_number(tensor) in self._storages
+
+    def find_slot(self, tensor: Tensor) -> Slot:
+        """Return the slot of a known tensor."""
+        if tensor.is_conj() or tensor.is_neg():
+            self._refuse("a conjugated or negated view")
+        number = self._storages[storage_number(tensor)][0]
+        return Slot(number, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with the values that a known one has now."""
+        return self.tape.compute(self.find_slot(tensor))
+
+    def _refuse(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        raise UnrecordableError(reason)
+
+    @staticmethod
+    def _reads_values(function: Any, tensors: list[Tensor]) -> bool:
+        if torch.Tag.data_dependent_output in function.tags:
+            return True
+        if torch.Tag.dynamic_output_shape not in function.tags:
+            return False
+        is_index = function is torch.ops.aten.index.Tensor
+        return not is_index or any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+
+    def _evaluate(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on the values that tensors have now."""
+
+        def find_values(item: Any) -> Any:
+            return self.read(item) if isinstance(item, Tensor) and self.knows(item) else item
+
+        result = function(*tree_map(find_values, args), **tree_map(find_values, kwargs))
+        return tree_map(lambda item: self._lift(item) if isinstance(item, Tensor) else item, result)
+
+    def _find_shapes(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Return results without memory of an operator that needs values to know their shapes, or runs on no others."""
+
+        def find_values(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return self.read(item)
+            return torch.device("cpu") if isinstance(item, torch.device) else item
+
+        with torch.random.fork_rng(devices=[]):
+            results = function(*tree_map(find_values, args), **tree_map(find_values, kwargs))
+
+        def forget(item: Any) -> Any:
+            is_tensor = isinstance(item, Tensor)
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=META) if is_tensor else item
+
+        return tree_map(forget, results)
+
+    def _lift(self, values: Tensor) -> Tensor:
+        """Return a tensor without memory that a constant fills."""
+        constant = values.detach().cpu().clone()  # the program may change its own
+        result = torch.empty_strided(constant.shape, constant.stride(), dtype=constant.dtype, device=META)
+        slot = self._add_slot(result)
+        self.tape.add(Operation(None, (), frozenset(), frozenset(), {0: slot}, constant=constant))
+        return result
+
+    def _record(self, function: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        name = function._schema.name.partition("::")[2]
+        overload = f"{name}.{function._overloadname}"
+        if name in _RESIZED or overload in _RESIZED:
+            self._refuse(f"{overload}, which changes the memory of a tensor")
+        mutated = self._list_mutated(function, args, kwargs)
+        if any(not self.knows(tensor) for tensor in mutated):
+            self._refuse(f"{overload} on a tensor with values")
+        if self._takes_device(function, kwargs, tensors):
+            kwargs["device"] = META
+        kwargs.pop("pin_memory", None)
+        lifted = {id(item): self._lift(item) for item in tensors if not self.knows(item)}
+        args, kwargs = (tree_map(lambda item: lifted.get(id(item), item), part) for part in (args, kwargs))
+        sources = [lifted.get(id(tensor), tensor) for tensor in tensors]
+        arguments = self._replace(args, kwargs)
+        read_slots = [self.find_slot(tensor) for tensor in sources]
+        try:
+            result = function(*args, **kwargs)
+        except NotImplementedError:
+            if mutated:
+                raise
+            result = self._find_shapes(function, args, kwargs)
+        if torch.Tag.inplace_view in function.tags:
+            return result
+        writes = frozenset(self.find_slot(tensor).storage for tensor in mutated)
+        results, _ = tree_flatten(result)
+        new_slots = {
+            place: self._add_slot(item)
+            for place, item in enumerate(results)
+            if isinstance(item, Tensor) and not self.knows(item)
+        }
+        if name in _EMPTY or not (writes or new_slots):
+            return result  # a view, or no values yet
+        overwritten = None
+        if name in _OVERWRITING and mutated and self._is_whole(mutated[0]):
+            target = self.find_slot(mutated[0]).storage
+            overwritten = target if all(slot.storage != target for slot in read_slots[1:]) else None
+        reads = frozenset(slot.storage for slot in read_slots)
+        if overwritten is not None:
+            reads -= {overwritten}
+        is_draw = torch.Tag.nondeterministic_seeded in function.tags
+        self.tape.add(Operation(function, arguments, reads, writes, new_slots, is_draw, overwritten))
+        return result
+
+    @staticmethod
+    def _takes_device(function: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        has_argument = any(argument.name == "device" for argument in function._schema.arguments)
+        return has_argument and (not tensors or kwargs.get("device") is not None)
+
+    @staticmethod
+    def _list_mutated(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """Return the tensors that an operator changes."""
+        found = []
+        for place, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                found += [item for item in tree_flatten(value)[0] if isinstance(item, Tensor)]
+        return found
+
+    def _replace(self, args: Any, kwargs: Any) -> Any:
+        """Return arguments with slots in the place of tensors, for a run on the host."""
+
+        def replace(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return self.find_slot(item)
+            return torch.device("cpu") if isinstance(item, torch.device) else item
+
+        return tree_map(replace, args), tree_map(replace, kwargs)
+
+    def _add_slot(self, tensor: Tensor) -> Slot:
+        storage = tensor.untyped_storage()
+        number = len(self._storages)
+        self._storages[storage_number(tensor)] = (number, storage)  # kept, so that its address stays its own
+        self.tape.sizes[number] = storage.nbytes()
+        return self.find_slot(tensor)
+
+    @staticmethod
+    def _is_whole(tensor: Tensor) -> bool:
+        """Return whether a tensor has all values of its storage."""
+        return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+class _Readers(TorchFunctionMode):
+    """Has methods that read values without an operator of torch read those that the tape makes."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if function in _READERS and args and self._recorder.knows(args[0]):
+            args = (self._recorder.read(args[0]), *args[1:])
+        return function(*args, **(kwargs or {}))
