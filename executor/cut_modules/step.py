@@ -7,7 +7,7 @@ The program's loss is that of all data ranks together, whatever it is: also mean
 losses that compare samples are those of one process.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from meshwise.executor.capture.captured import CapturedModule, CaptureError
+from meshwise.executor.capture.captured import CaptureError
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
@@ -31,7 +31,9 @@ from meshwise.executor.cut_modules.captures import (
     make_example,
     require_same_module,
 )
-from meshwise.executor.cut_modules.whole_states import make_whole
+from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan
+from meshwise.executor.cut_modules.whole_states import make_whole, put_parts
 from meshwise.executor.modules.batches import count_samples, list_tensors, split_evenly, to_device, to_double
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import (
@@ -57,16 +59,9 @@ from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.executor.operators.trainer import build_device_mesh
-from meshwise.strategies.plan.plan import Plan
-
-PlanChoice = Callable[[CapturedModule], Plan]
-"""Returns the plan that cuts the operators of a captured module."""
 
 SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps apart."""
-
-ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
-"""Optimizers of torch that step each element of a parameter by itself, so that a part is stepped as the whole is."""
 
 
 class CutStep:
@@ -257,7 +252,8 @@ class CutStep:
         first_stage = next(iter(self._stages.values()), None)
         if self.plan is None:
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
-            self.plan = self._choose_plan(captured)
+            assert self.choose_plan is not None
+            self.plan = agree_on_plan(self.choose_plan, captured)
         require_same_module(self.plan, captured)
         ranks = RankMesh(build_device_mesh(self.plan, self.device.type)) if first_stage is None else first_stage.ranks
         parameters = {} if first_stage is None else first_stage.parts
@@ -268,40 +264,13 @@ class CutStep:
         except CaptureError as error:
             raise CutError(f"{error}; nearest: {nearest}") from error
         if first_stage is None:
-            self._put_parts(stage)
+            put_parts(self.module, stage.parts)
         return stage
-
-    def _choose_plan(self, captured: CapturedModule) -> Plan:
-        """Return the plan that rank 0 chooses, on all ranks; its error is that of all."""
-        assert self.choose_plan is not None
-        answer: list[Any] = [None]
-        if self.rank == 0:
-            try:
-                answer[0] = self.choose_plan(captured).to_json()
-            except ValueError as error:
-                answer[0] = str(error)
-        dist.broadcast_object_list(answer, 0)
-        if isinstance(answer[0], str):
-            raise CutError(answer[0])
-        return Plan.from_json(answer[0])
-
-    def _put_parts(self, stage: LocalStage) -> None:
-        """Have the module's parameters be this rank's parts."""
-        parts = {id(parameter): stage.parts.get(name) for name, parameter in self.module.named_parameters()}
-        for owner in self.module.modules():
-            for name, parameter in owner._parameters.items():
-                part = None if parameter is None else parts.get(id(parameter))
-                if part is not None:
-                    owner._parameters[name] = part
 
     def _begin(self, stage: LocalStage) -> tuple[Optimizer, LRScheduler | None]:
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, self.module, self.names)
-        kind = type(optimizer)
-        is_torch = kind.__module__.startswith("torch.optim")
-        if not (is_torch and kind.__name__ in ELEMENTWISE):
-            rule = "an optimizer of cut parameters steps each element by itself"
-            raise CutError(f"{rule}, as {', '.join(ELEMENTWISE[:3])} do, met {kind.__name__}; nearest: AdamW")
+        require_elementwise(optimizer)
         scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
             self._load(optimizer, scheduler)

@@ -3,7 +3,7 @@
 So a checkpoint is the same under any plan. A rank then has the whole module in its memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,16 @@ from torch.optim import Optimizer
 
 from meshwise.executor.modules.states import StatesError
 from meshwise.executor.operators.local_stage import LocalStage
+
+
+def put_parts(module: nn.Module, named_parts: Mapping[str, nn.Parameter]) -> None:
+    """Have a module's parameters be this rank's parts, by name; those without parts stay."""
+    parts = {id(parameter): named_parts.get(name) for name, parameter in module.named_parameters()}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            part = None if parameter is None else parts.get(id(parameter))
+            if part is not None:
+                owner._parameters[name] = part
 
 
 @contextmanager

@@ -79,14 +79,6 @@ class ModuleLayout:
                 f"recompute: a block of a module is computed again whole or not at all, met {self.recompute}; "
                 f"nearest: {Recompute.FULL}"
             )
-        if self.tensor > 1 and self.pipeline > 1:
-            raise ValueError(f"pipeline: operators that are cut are in one stage, met {self.pipeline}; nearest: 1")
-        if self.tensor > 1 and self.zero:
-            raise ValueError(f"zero: states of a module that is cut are cut with it, met {self.zero}; nearest: 0")
-        if self.tensor > 1 and self.recompute is not Recompute.NONE:
-            raise ValueError(
-                f"recompute: a module that is cut keeps what backward reads, met {self.recompute}; nearest: none"
-            )
         if self.pipeline > 1:
             self._require_stages()
 
@@ -106,6 +98,11 @@ class ModuleLayout:
             raise ValueError(f"cuts are one fewer than stages, {met}; nearest: {actions.num_stages - 1}")
 
     @property
+    def is_staged(self) -> bool:
+        """Whether the module runs in stages, or in one whose cut operators have shards or are computed again."""
+        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recompute is not Recompute.NONE))
+
+    @property
     def actions(self) -> Schedule:
         """The order of passes on every pipeline rank."""
         return build_schedule(self.schedule, self.pipeline, self.num_microbatches, self.chunks)
@@ -120,13 +117,13 @@ class ModuleLayout:
 
         >>> [ModuleLayout(data=2, tensor=2).find_data_part(rank) for rank in range(4)]
         [0, 0, 1, 1]
+        >>> [ModuleLayout(data=2, tensor=2, pipeline=2, num_microbatches=2).find_data_part(rank) for rank in range(8)]
+        [0, 0, 1, 1, 0, 0, 1, 1]
         >>> [ModuleLayout(data=2, pipeline=2, num_microbatches=2).find_data_part(rank) for rank in range(4)]
         [0, 1, 0, 1]
         """
-        if self.tensor == 1:
-            return rank % self.data
-        if self.plan is None:
-            return rank // self.tensor
+        if self.plan is None or self.is_staged or self.tensor == 1:
+            return rank // self.tensor % self.data
         inner = 1
         for axis in reversed(self.plan.mesh.axes):
             if axis.name == DATA:

@@ -151,17 +151,25 @@ class StepLoss:
         Ranks with samples of their own; other ranks add nothing.
     has_shares
         Whether losses are shares of the step's loss.
+    is_counted
+        Whether this rank's losses count; else another rank has the same ones.
 
     When the losses are reduced, ``is_mean`` says whether they are means over samples, so that ranks need equally many.
     """
 
     def __init__(
-        self, num_microbatches: int, num_parts: int, device: torch.device, *, has_shares: bool = False
+        self,
+        num_microbatches: int,
+        num_parts: int,
+        device: torch.device,
+        *,
+        has_shares: bool = False,
+        is_counted: bool = True,
     ) -> None:
         self.num_microbatches, self.num_parts, self.device = num_microbatches, num_parts, device
         self.total: Tensor | None = None
         self.weight: Tensor | None = None
-        self.is_mean, self.has_shares = True, has_shares
+        self.is_mean, self.has_shares, self.is_counted = True, has_shares, is_counted
 
     def add(self, loss: WeightedLoss) -> Tensor:
         """Add the loss of a microbatch, and return what backward begins with."""
@@ -178,7 +186,8 @@ class StepLoss:
         """Return the loss of the global batch, and the factor of gradients that are means over ranks."""
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
         has_weight = nothing if self.weight is None else nothing + 1
-        sums = torch.stack([nothing if x is None else x.reshape(()) for x in (self.total, self.weight, has_weight)])
+        own = (self.total, self.weight) if self.is_counted else (None, None)
+        sums = torch.stack([nothing if x is None else x.reshape(()) for x in (*own, has_weight)])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(sums)
         total, total_weight, num_weights = sums.tolist()

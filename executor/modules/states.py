@@ -7,12 +7,13 @@ once every rank has written its part, so that a folder of that name is whole.
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -45,13 +46,48 @@ class StatesError(UserError):
     """A checkpoint that is not there, or that a module cannot go on from."""
 
 
+class StateForm(Protocol):
+    """How a rank's states are whole ones in a checkpoint, so that it is the same under any plan."""
+
+    def gather(self, name: str, state: Tensor) -> Tensor:
+        """Return the whole of a parameter, or of a state of its shape; of other states what they are."""
+
+    def make_room(self, name: str, state: Tensor) -> Tensor:
+        """Return a tensor of the shape of the whole."""
+
+    def cut(self, name: str, whole: Tensor, state: Tensor) -> Tensor:
+        """Return this rank's part of a whole, as ``state`` has it."""
+
+
+def _map_states(function: Callable[..., Tensor], states: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """Return states after a function of the name of the parameter, and of every state of it in each dict."""
+    result = dict(states)
+    for key, state in states.items():
+        if isinstance(state, Tensor):
+            name = key.removeprefix(_STATE).rpartition(".")[0] if key.startswith(_STATE) else key
+            result[key] = function(name, state, *(other[key] for other in others))
+    return result
+
+
+_STATE = "state."
+"""How names of states of the optimizer begin, before those of their parameters."""
+
+
 def save_states(
-    folder: Path, module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, step: int
+    folder: Path,
+    module: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    step: int,
+    form: StateForm | None = None,
 ) -> Path:
     """Write a checkpoint into a folder from all ranks, and return its own folder."""
     target = folder / f"step-{step:08d}"
     partial = target.with_name(target.name + _PARTIAL)
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
+    if form is not None:
+        model_states = _map_states(form.gather, model_states)
+        optimizer_states = _map_states(form.gather, optimizer_states)
     if find_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -92,10 +128,19 @@ def read_step(checkpoint: Path) -> int:
         raise StatesError(f"{checkpoint}: the checkpoint cannot be read: {error}") from error
 
 
-def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+def load_states(
+    checkpoint: Path,
+    module: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    form: StateForm | None = None,
+) -> None:
     """Read a checkpoint into module, optimizer and scheduler; `StatesError` where it is another module's."""
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
-    states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
+    own_states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
+    states = own_states
+    if form is not None:
+        states = {key: _map_states(form.make_room, part) for key, part in own_states.items()}
     try:
         planner = DefaultLoadPlanner(allow_partial_load=True)  # parameters without a gradient so far have no states
         load(states, checkpoint_id=checkpoint, planner=planner, no_dist=count_ranks() == 1)
@@ -103,6 +148,8 @@ def load_states(checkpoint: Path, module: nn.Module, optimizer: Optimizer, sched
     except (RuntimeError, ValueError, OSError, KeyError, CheckpointException) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
+    if form is not None:
+        states = {key: _map_states(form.cut, part, own_states[key]) for key, part in states.items()}
     new_states = {"model_state_dict": states["module"], "optim_state_dict": states["optimizer"]}
     set_state_dict(module, optimizer, **new_states, options=_OPTIONS)
     for name, parameter in module.named_parameters():

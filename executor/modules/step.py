@@ -47,7 +47,14 @@ from meshwise.executor.modules.sharding import (
     shard_module,
     unwrap,
 )
-from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
+from meshwise.executor.modules.states import (
+    StateForm,
+    export_weights,
+    find_newest,
+    load_states,
+    read_step,
+    save_states,
+)
 from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.starting.construction import DeferredModule, fill_parameters
@@ -85,6 +92,9 @@ class TrainingStep:
     ``step_number`` counts the steps that are done, and ``learning_rate`` is that of the last one, in its first group.
     """
 
+    cuts_operators = False
+    """Whether ranks may have parts of operators."""
+
     def __init__(
         self,
         module: nn.Module | DeferredModule,
@@ -99,7 +109,7 @@ class TrainingStep:
         seed: int = 0,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
-        if layout.tensor > 1:
+        if layout.tensor > 1 and not self.cuts_operators:
             raise ValueError(f"tensor: this step has the module whole on every rank, met {layout.tensor}; nearest: 1")
         if layout.num_ranks != self.num_ranks:
             rule = f"a plan is for all ranks that were started, {self.num_ranks}"
@@ -122,6 +132,7 @@ class TrainingStep:
         self._factories = optimizer, scheduler
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
         self._checkpoint: Path | None = None
+        self._form: StateForm | None = None
         self._unused: UnusedParameters | None = None
         self._course: CallCourse | None = None
         self._loss_kind = LossKind.SAMPLES
@@ -133,9 +144,9 @@ class TrainingStep:
         optimizer, scheduler = self._trained or self._begin(batch)
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         parts = self.layout.num_microbatches, self.layout.data
-        step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None)
+        step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None, is_counted=self._is_counted)
         with keep_draws():  # those of the user's data are no part of a step
-            torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self.rank) % 2**63)
+            torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self._draw_rank) % 2**63)
             self._run_passes(microbatches, step_loss, num_items)
         mean_loss, factor = step_loss.reduce()
         self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
@@ -166,14 +177,14 @@ class TrainingStep:
         """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        return save_states(Path(folder), self.module, *self._trained, self.step_number)
+        return save_states(Path(folder), self.module, *self._trained, self.step_number, self._form)
 
     def load(self, folder: str | Path) -> int:
         """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
         self._checkpoint = find_newest(Path(folder))
         self.step_number = read_step(self._checkpoint)
         if self._trained is not None:
-            load_states(self._checkpoint, self.module, *self._trained)
+            load_states(self._checkpoint, self.module, *self._trained, self._form)
         return self.step_number
 
     def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
@@ -200,7 +211,8 @@ class TrainingStep:
 
     def _count_items(self, batch: Any) -> Tensor:
         """Return the labels of the step that count."""
-        return count_items_of_step(self.module, batch, self.num_ranks) // self.layout.pipeline  # each stage has them
+        count = count_items_of_step(self.module, batch, self.num_ranks)
+        return count * self.layout.data // self.num_ranks  # ranks of other stages and parts have them too
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
@@ -324,9 +336,19 @@ class TrainingStep:
         optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
         scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
-            load_states(self._checkpoint, self.module, optimizer, scheduler)
+            load_states(self._checkpoint, self.module, optimizer, scheduler, self._form)
         self._trained = optimizer, scheduler
         return self._trained
+
+    @property
+    def _draw_rank(self) -> int:
+        """The number of this rank's random draws: ranks with parts of the same operators draw the same."""
+        return self.rank // self.layout.tensor
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether this rank's losses count: of those with parts of the same operators one's do."""
+        return self.rank % self.layout.tensor == 0
 
     @property
     def _is_cast(self) -> bool:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
@@ -99,6 +100,8 @@ def apply_views(tensor: Tensor, views: tuple[View, ...]) -> Tensor:
 def emit_views(graph: Graph, node: Node, views: tuple[View, ...]) -> Node:
     """Add views to a graph, and return the last one."""
     for view in views:
-        arguments: tuple[Any, ...] = node, *view.arguments
-        node = graph.call_method(view.method, arguments)
+        node = graph.call_function(_FUNCTIONS[view.method], (node, view.arguments))
     return node
+
+
+_FUNCTIONS = {"reshape": torch.reshape, "permute": torch.permute, "expand": torch.broadcast_to}

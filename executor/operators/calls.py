@@ -99,18 +99,30 @@ def make_share(num_ranks: int) -> Callable[[Tensor], Tensor]:
 
 
 class Draws:
-    """The seed from which operators of a stage draw random numbers; each has draws of its own."""
+    """The seed from which operators of a stage draw random numbers; each has draws of its own.
 
-    def __init__(self) -> None:
-        self.seed = 0
+    Without a seed every draw takes one from the random numbers of torch, which are then the same on all ranks with
+    parts of one batch: so a pass that is computed again draws the same.
+    """
+
+    def __init__(self, seed: int | None = 0) -> None:
+        self.seed = seed
 
     def make_seeded(self, target: Callable[..., Any], number: int) -> Callable[..., Any]:
         """Return an operator whose draws depend on the seed and a number alone: that of operator and part."""
 
         def draw(*arguments: Any, **options: Any) -> Any:
-            torch.manual_seed((self.seed * SEED_STRIDE + number) % 2**63)
-            return target(*arguments, **options)
+            if self.seed is not None:
+                torch.manual_seed((self.seed * SEED_STRIDE + number) % 2**63)
+                return target(*arguments, **options)
+            seed = int(torch.randint(2**31, ()))
+            draws = torch.get_rng_state()
+            torch.manual_seed((seed * SEED_STRIDE + number) % 2**63)
+            result = target(*arguments, **options)
+            torch.set_rng_state(draws)
+            return result
 
+        draw.__wrapped__ = target  # type: ignore[attr-defined]
         return draw
 
 

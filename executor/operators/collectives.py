@@ -4,8 +4,7 @@ Most ATen operators run on parts as on whole tensors. A few must know which part
 table of which a rank has some rows, a bias that must be added once, a mean over more elements than a rank has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from time import perf_counter_ns
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import Node
 
@@ -101,8 +101,8 @@ class RankMesh:
     def all_reduce(self, local_part: Tensor, axis: str, group: dist.ProcessGroup | None = None) -> Tensor:
         """Return the sum of the parts of all ranks along an axis, or of the ranks of ``group`` along it."""
         total = local_part.clone(memory_format=torch.contiguous_format)
-        with self._record_collective(Collective.ALL_REDUCE, axis, total):
-            dist.all_reduce(total, group=group or self.mesh.get_group(axis))
+        own_group = group or self.mesh.get_group(axis)
+        self._run(Collective.ALL_REDUCE, axis, total, partial(dist.all_reduce, total, group=own_group))
         return total
 
     def make_group(self, axis: str, positions: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -121,28 +121,30 @@ class RankMesh:
     def _all_gather(self, local_part: Tensor, index: int, axis: str) -> Tensor:
         source = local_part.movedim(index, 0).contiguous()
         result = source.new_empty((self.size[axis] * source.shape[0], *source.shape[1:]))
-        with self._record_collective(Collective.ALL_GATHER, axis, result):
-            all_gather(result, source, group=self.mesh.get_group(axis))
+        call = partial(all_gather, result, source, group=self.mesh.get_group(axis))
+        self._run(Collective.ALL_GATHER, axis, result, call)
         return result.movedim(0, index)
 
     def _reduce_scatter(self, local_part: Tensor, index: int, axis: str) -> Tensor:
         source = local_part.movedim(index, 0).contiguous()
         part = source.new_empty((source.shape[0] // self.size[axis], *source.shape[1:]))
-        with self._record_collective(Collective.REDUCE_SCATTER, axis, source):
-            reduce_scatter(part, source, group=self.mesh.get_group(axis))
+        call = partial(reduce_scatter, part, source, group=self.mesh.get_group(axis))
+        self._run(Collective.REDUCE_SCATTER, axis, source, call)
         return part.movedim(0, index)
 
     def _all_to_all(self, local_part: Tensor, cut_dim: int, target_dim: int, axis: str) -> Tensor:
         parts = torch.stack(local_part.chunk(self.size[axis], target_dim)).contiguous()
         received_parts = torch.empty_like(parts)
-        with self._record_collective(Collective.ALL_TO_ALL, axis, parts):
-            dist.all_to_all_single(received_parts, parts, group=self.mesh.get_group(axis))
+        call = partial(dist.all_to_all_single, received_parts, parts, group=self.mesh.get_group(axis))
+        self._run(Collective.ALL_TO_ALL, axis, parts, call)
         return torch.cat(received_parts.unbind(), cut_dim)
 
-    @contextmanager
-    def _record_collective(self, collective: Collective, axis: str, largest: Tensor) -> Iterator[None]:
+    def _run(self, collective: Collective, axis: str, largest: Tensor, call: Callable[[], object]) -> None:
+        """Run a collective and record it; tensors without data, of which shapes alone are asked, move nowhere."""
+        if isinstance(largest, FakeTensor):
+            return
         start = self.read_clock()
-        yield
+        call()
         size = largest.numel() * largest.element_size()
         self.records.append(CollectiveRecord(collective, axis, size, start, self.read_clock()))
 

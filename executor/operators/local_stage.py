@@ -66,17 +66,21 @@ class Placement(NamedTuple):
 
 
 def sum_gradients(
-    ranks: RankMesh, parts: Mapping[str, nn.Parameter], summed_axes: Mapping[str, tuple[str, ...]]
+    ranks: RankMesh, named_gradients: Mapping[str, Tensor], summed_axes: Mapping[str, tuple[str, ...]]
 ) -> None:
     """Sum the gradients of parameters over the axes that are named for each, in one message an axis."""
     for axis in ranks.size:
-        names = [name for name, axes in summed_axes.items() if axis in axes]
-        gradients = [gradient for name in names if (gradient := parts[name].grad) is not None]
+        gradients = [gradient for name, gradient in named_gradients.items() if axis in summed_axes[name]]
         if gradients:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             pieces = torch.split(ranks.all_reduce(flat, axis), [gradient.numel() for gradient in gradients])
             for gradient, piece in zip(gradients, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
+
+
+def list_gradients(parts: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the gradients of parameters that have one, by name."""
+    return {name: part.grad for name, part in parts.items() if part.grad is not None}
 
 
 class LocalStage(nn.Module):
@@ -136,7 +140,7 @@ class LocalStage(nn.Module):
 
     def sum_gradients(self) -> None:
         """Sum gradients over the axes along which ranks have the same parameter, but other parts of its operators."""
-        sum_gradients(self.ranks, self.parts, self.summed_axes)
+        sum_gradients(self.ranks, list_gradients(self.parts), self.summed_axes)
 
     def gather_parameter(self, name: str, part: Tensor | None = None) -> Tensor:
         """Return a whole parameter, by its name in the user's module, from the parts of all ranks.

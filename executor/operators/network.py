@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.layouts import Layouts, build_stage_programs
-from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
+from meshwise.executor.operators.local_stage import LocalStage, list_gradients, sum_gradients
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.strategies.plan.mesh import PIPELINE
 from meshwise.strategies.plan.plan import Plan
@@ -74,7 +74,7 @@ class OperatorNetwork(nn.Module):
 
         The gradients of a parameter that several pipeline ranks read are then summed over these ranks.
         """
-        sum_gradients(self.ranks, self.parts, self._summed_axes)
+        sum_gradients(self.ranks, list_gradients(self.parts), self._summed_axes)
         for name, group in self._shared_groups.items():
             if name in self.parts and self.parts[name].requires_grad:
                 part = self.parts[name]

@@ -45,6 +45,7 @@ def compile_stage(
     buffers: Mapping[str, Tensor] | None = None,
     *,
     inputs_are_cut: bool = True,
+    seed: int | None = 0,
 ) -> LocalStage:
     """Return a stage of a captured module on this rank.
 
@@ -60,13 +61,31 @@ def compile_stage(
         This rank's parts by the name of the whole tensor, where another stage or capture has made them already.
     inputs_are_cut
         Whether a rank is given its own samples of inputs alone; else those of all data ranks.
+    seed
+        That of the first draws (`meshwise.executor.operators.calls.Draws`).
     """
     axes = (DATA,) if ranks.size.get(DATA, 1) > 1 else ()
     shardings = {sharding.operator: sharding for sharding in plan.shardings}
     layouts = Layouts(captured, shardings, axes, inputs_are_cut=inputs_are_cut)
     program = build_stage_programs(layouts, plan.stages)[stage_index]
-    compiler = _StageCompiler(layouts, ranks, module, device, parameters or {}, buffers or {})
+    compiler = _StageCompiler(layouts, ranks, module, device, parameters or {}, buffers or {}, seed)
     return compiler.compile(program, is_last=stage_index == len(plan.stages) - 1)
+
+
+class _NamedGraph(Graph):
+    """A graph whose nodes have the module and the line of the operator that is being compiled."""
+
+    origin: Node | None = None
+
+    def create_node(self, *arguments: Any, **options: Any) -> Node:
+        """Return a new node."""
+        node = super().create_node(*arguments, **options)
+        if self.origin is not None:
+            node.meta |= {key: self.origin.meta[key] for key in _ORIGIN_KEYS if key in self.origin.meta}
+        return node
+
+
+_ORIGIN_KEYS = ("nn_module_stack", "stack_trace")
 
 
 class _Value(NamedTuple):
@@ -85,6 +104,7 @@ class _StageCompiler:
         device: torch.device,
         parameters: Mapping[str, nn.Parameter],
         buffers: Mapping[str, Tensor],
+        seed: int | None,
     ) -> None:
         self.layouts, self.captured, self.ranks, self.device = layouts, layouts.captured, ranks, device
         self.nodes = {node.name: node for node in self.captured.module.graph.nodes}
@@ -94,7 +114,7 @@ class _StageCompiler:
         self.names = {root: first_names[id(named_parameters[name])] for root, name in self.captured.parameters.items()}
         self.parts: dict[str, nn.Parameter] = dict(parameters)
         self.buffer_parts = buffers
-        self.graph, self.owner, self.draws = Graph(), nn.Module(), Draws()
+        self.graph, self.owner, self.draws = _NamedGraph(), nn.Module(), Draws(seed)
         self.values: dict[str, _Value] = {}
         self.moved: dict[ReadKey, _Value] = {}
         self.lines: dict[str, str] = {}
@@ -190,6 +210,7 @@ class _StageCompiler:
     # one operator
 
     def _emit_operator(self, node: Node) -> None:
+        self.graph.origin = node
         read_values = {root: self._read_root(node, root) for root in self.layouts.list_roots_read(node)}
 
         def read_argument(argument: Node) -> Any:
@@ -337,7 +358,7 @@ class _StageCompiler:
         value = self._move(root, self.values[root], REPLICATED, REPLICATED)
         shape = tuple(1 for _ in value.dims)
         node = self._to_node(value, root)
-        return self.graph.call_method("reshape", (node, ())) if shape else node
+        return self.graph.call_function(torch.reshape, (node, ())) if shape else node
 
     def _count_local(self, root: str, layout: ShardingSpec, dim: str) -> int:
         return self.layouts.sizes(root)[dim] // self.ranks.count_parts(layout.axes(dim))

@@ -67,6 +67,8 @@ def choose_cuts(
     CutError
         Where a named module does not run, or there are fewer places than stages.
     """
+    if num_stages == 1:
+        return []
     is_trained = [bool(_list_read(step, node) & step.trained) for node in operators]
     if not paths:
         return _balance(operators, num_stages, blocks, is_trained)

@@ -6,7 +6,7 @@ plan on torch's pipeline runtime.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -40,7 +40,6 @@ from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
 from meshwise.strategies.plan.recomputation import Recompute
 
-_MESH = ("pipeline", "replica", "shard")
 CLIP_EPSILON = 1e-6
 """Added to the norm by which gradients are divided, as in torch's ``clip_grad_norm_``."""
 
@@ -94,14 +93,14 @@ class PipelinedStep(TrainingStep):
         self._whole, self._aliases = copy_skeleton(self.module), find_aliases(self.module)
         if layout.zero:
             self._require_one_dtype()
+        sizes = {"pipeline": layout.pipeline, "replica": layout.data // layout.shards, "shard": layout.shards}
+        sizes |= self._operator_axes
+        self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         microbatch = split_evenly(batch, layout.num_microbatches, "microbatches")[0]
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         with KeepDouble() if self.precision == "fp64" else nullcontext():
-            step = export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
+            step = self._export(microbatch, num_items)
         self._require_equal_buffers(step)
-        self._mesh = init_device_mesh(
-            self.device.type, (layout.pipeline, layout.data // layout.shards, layout.shards), mesh_dim_names=_MESH
-        )
         position = self._mesh["pipeline"].get_local_rank()
         self._group = self._mesh["pipeline"].get_group()
         dist.all_reduce(torch.zeros((), device=self.device), group=self._group)  # NCCL needs one among all ranks first
@@ -119,6 +118,15 @@ class PipelinedStep(TrainingStep):
         self._keep_own(frozenset(chain.from_iterable(stage_names)), frozenset(step.updates), is_first=position == 0)
         self._step_loss: StepLoss | None = None
         return self._build_optimizer()
+
+    @property
+    def _operator_axes(self) -> dict[str, int]:
+        """The sizes of the axes over which operators are cut."""
+        return {}
+
+    def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
+        """Return the graph of a microbatch."""
+        return export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
 
     def _divide(self, step: StepGraph, num_stages: int) -> tuple[StageNodes, ...]:
         own_blocks = {id(block) for block in list_blocks(self.module)}
@@ -238,20 +246,25 @@ class PipelinedStep(TrainingStep):
             for gradient in gradients.values():
                 gradient.mul_(factor)
         if self.max_norm is not None:
-            counted = [gradient for name, gradient in gradients.items() if self._tied.is_counted(name)]
+            counted = {name: gradient for name, gradient in gradients.items() if self._tied.is_counted(name)}
             factor = min(self.max_norm / (self._measure_norm(counted) + CLIP_EPSILON), 1.0)
             for gradient in gradients.values():
                 gradient.mul_(factor)
 
-    def _measure_norm(self, gradients: Sequence[Tensor]) -> float:
-        """Return the norm of all gradients of the module, of which this rank has some."""
+    def _measure_norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Return the norm of all gradients of the module, of which this rank has some, by name."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for gradient in gradients:
-            total += gradient.double().square().sum()
+        for name, gradient in gradients.items():
+            total += gradient.double().square().sum() / self._count_copies(name)
         if self.layout.zero and self.layout.data > 1:
             dist.all_reduce(total, group=self._mesh["shard"].get_group())
-        dist.all_reduce(total, group=self._group)
+        for axis in ("pipeline", *self._operator_axes):
+            dist.all_reduce(total, group=self._mesh[axis].get_group())
         return math.sqrt(float(total))
+
+    def _count_copies(self, name: str) -> int:
+        """Return on how many ranks along the axes of operators a parameter is."""
+        return 1
 
     def _list_parameters(self) -> list[dict[str, nn.Parameter]]:
         return [stage.list_parameters() for stage in self._stages.values()]
@@ -273,13 +286,17 @@ class PipelinedStep(TrainingStep):
     def _gather_weights(self) -> dict[str, Tensor]:
         """Return the states of the whole module, in host memory, on all ranks."""
         own = {
-            name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu()
+            name: self._gather_state(name, tensor).detach().cpu()
             for name, tensor in self.module.state_dict().items()
         }
         parts: list[Any] = [None] * self.layout.pipeline
         dist.all_gather_object(parts, own, group=self._group)
         found = {name: tensor for part in reversed(parts) for name, tensor in part.items()}
         return {name: found[name] for name in self._state_names}
+
+    def _gather_state(self, name: str, state: Tensor) -> Tensor:
+        """Return the whole of a state of the module."""
+        return state.full_tensor() if isinstance(state, DTensor) else state
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.cut_modules.cut_stages import make_cut_step
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.process_group import join_process_group
@@ -170,7 +171,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     start = user_file.build_model(job.seed) if is_cut else user_file.start_model(job.seed)
     if job.without_dropout:
         drop_nothing(start.module if isinstance(start, DeferredModule) else start)
-    make: Any = CutStep if is_cut else make_step
+    make: Any = make_cut_step if is_cut else make_step
     step: TrainingStep | CutStep = make(
         start,
         job.layout,

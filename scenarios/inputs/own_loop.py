@@ -7,7 +7,6 @@ from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
-    from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.step import TrainingStep
 
@@ -39,7 +38,7 @@ def parallelize(
     """
     from torch import nn
 
-    from meshwise.executor.cut_modules.step import CutStep
+    from meshwise.executor.cut_modules.cut_stages import make_cut_step
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
@@ -62,4 +61,4 @@ def parallelize(
     module = start.build() if isinstance(start, DeferredModule) else start
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
-    return CutStep(module, layout, device=find_device(), choose_plan=choose_plan, **options)
+    return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)

@@ -1,0 +1,166 @@
+"""One step of training of a module whose operators are cut, in stages, with shards of states, or computed again.
+
+Each data rank is a group of ranks with parts of the operators. What runs is the graph of a rank's parts
+(`meshwise.executor.cut_modules.cut_graph`) in the place of that of the whole module.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from meshwise.executor.capture.captured import CaptureError
+from meshwise.executor.cut_modules.captures import (
+    CHECKED_SAMPLES,
+    CutError,
+    capture_batch,
+    check_program,
+    copy_structure,
+    make_example,
+    require_same_module,
+)
+from meshwise.executor.cut_modules.cut_graph import build_cut_graph
+from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.plan_choice import (
+    PlanChoice,
+    agree_on_plan,
+    keep_operator_axes,
+    list_operator_axes,
+)
+from meshwise.executor.cut_modules.step import CutStep
+from meshwise.executor.cut_modules.whole_states import put_parts
+from meshwise.executor.modules.batches import count_samples
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.losses import LossKind, compute_own_loss
+from meshwise.executor.modules.quiet import keep_quiet
+from meshwise.executor.operators.collectives import RankMesh
+from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
+from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.stages.export import StepGraph, export_step
+from meshwise.executor.stages.pipelined_step import PipelinedStep
+
+
+def make_cut_step(module: nn.Module, layout: ModuleLayout, **options: Any) -> "CutStagesStep | CutStep":
+    """Return the step of training of a module whose operators are cut; options are those of `CutStep`."""
+    return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
+
+
+class PartForm:
+    """States of a checkpoint as those of a rank with parts (`meshwise.executor.modules.states.StateForm`).
+
+    Parameters
+    ----------
+    aliases
+        Further names of tied parameters, each with the first one.
+    """
+
+    def __init__(self, program: LocalStage, aliases: Mapping[str, str]) -> None:
+        self.program, self.aliases = program, aliases
+
+    def gather(self, name: str, state: Tensor) -> Tensor:
+        """Return the whole of a state that has the shape of this rank's part."""
+        part = state.full_tensor() if isinstance(state, DTensor) else state
+        return self.program.gather_parameter(self._find_name(name), part.detach()) if self._is_part(name, part) else part
+
+    def make_room(self, name: str, state: Tensor) -> Tensor:
+        """Return a tensor of the shape of the whole."""
+        is_part = self._is_part(name, state)
+        shape = self.program.placements[self._find_name(name)].shape if is_part else state.shape
+        return to_local(state).new_empty(shape)
+
+    def cut(self, name: str, whole: Tensor, state: Tensor) -> Tensor:
+        """Return this rank's part of a whole."""
+        part = self.program.cut_parameter(self._find_name(name), whole) if self._is_part(name, state) else whole
+        if not isinstance(state, DTensor):
+            return part
+        return distribute_tensor(part, state.device_mesh, state.placements, src_data_rank=None)
+
+    def _is_part(self, name: str, state: Tensor) -> bool:
+        part = self.program.parts.get(self._find_name(name))
+        return part is not None and state.shape == part.shape
+
+    def _find_name(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+
+class CutStagesStep(PipelinedStep):
+    """A step of training; parameters are those of `TrainingStep`, and ``choose_plan`` that of `CutStep`.
+
+    Ranks are numbered by stages first, then by data; those with parts of the same operators follow each other.
+    """
+
+    cuts_operators = True
+
+    def __init__(
+        self, module: nn.Module, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
+    ) -> None:
+        if layout.plan is None and choose_plan is None:
+            raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
+        super().__init__(module, layout, **options)
+        self.choose_plan = choose_plan
+
+    @property
+    def _operator_axes(self) -> dict[str, int]:
+        return list_operator_axes(self.layout.plan, self.layout.tensor)
+
+    def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
+        """Return the graph of this rank's parts, which the module has from now on."""
+        nearest = f"data={self.num_ranks}"
+        example = make_example(microbatch, 1)
+        if count_samples(example) < CHECKED_SAMPLES:
+            rule = "a microbatch of a cut module has at least 2 samples"
+            raise CutError(f"{rule}, met 1; nearest: num_microbatches=1")
+        structure = copy_structure(self.module)
+        whole = self._export_weight(structure, example)
+        captured = capture_batch(structure, example, self.loss, nearest=nearest)
+        plan = self.layout.plan
+        if plan is None:
+            assert self.choose_plan is not None
+            check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
+            plan = agree_on_plan(self.choose_plan, captured)
+        plan = keep_operator_axes(plan)
+        require_same_module(plan, captured)
+        self._ranks = RankMesh(self._mesh[tuple(self._operator_axes)])
+        try:
+            step, self._program = build_cut_graph(
+                captured, self.module, plan, self._ranks, self.device, whole=whole, kind=self._loss_kind
+            )
+        except CaptureError as error:
+            raise CutError(f"{error}; nearest: {nearest}") from error
+        put_parts(self.module, self._program.parts)
+        self._form = PartForm(self._program, self._aliases)
+        return step
+
+    def _export_weight(self, structure: nn.Module, example: Any) -> StepGraph | None:
+        """Return the graph that computes the weight of the loss; ``None`` for a mean over samples."""
+        kind = LossKind.LABELS if self._loss_kind is LossKind.SHARES else self._loss_kind
+        if kind is LossKind.SAMPLES:
+            with keep_quiet(structure), torch.no_grad():
+                if compute_own_loss(structure, example, self.loss).weight is None:
+                    return None
+        return export_step(structure, self.loss, example, kind)
+
+    def _finish_gradients(self, factor: float) -> None:
+        for buckets in self._buckets.values():
+            buckets.finish()
+        for parameters in self._list_parameters():
+            gradients = {name: to_local(p.grad) for name, p in parameters.items() if p.grad is not None}
+            sum_gradients(self._ranks, gradients, self._program.summed_axes)
+        self._ranks.records.clear()
+        super()._finish_gradients(factor)
+
+    def _count_copies(self, name: str) -> int:
+        return self._program.placements[name].count_copies(self._ranks)
+
+    def _gather_state(self, name: str, state: Tensor) -> Tensor:
+        return PartForm(self._program, self._aliases).gather(name, state)
+
+    def _build_optimizer(self) -> tuple[Optimizer, LRScheduler | None]:
+        optimizer, scheduler = super()._build_optimizer()
+        require_elementwise(optimizer)
+        return optimizer, scheduler

@@ -1,0 +1,47 @@
+"""The plan that cuts the operators of a captured module, chosen by one rank for all."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwise.executor.capture.captured import CapturedModule
+from meshwise.executor.cut_modules.captures import CutError
+from meshwise.executor.modules.sharding import find_rank
+from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis, Mesh
+from meshwise.strategies.plan.plan import Plan
+
+PlanChoice = Callable[[CapturedModule], Plan]
+"""Returns the plan that cuts the operators of a captured module."""
+
+
+def agree_on_plan(choose_plan: PlanChoice, captured: CapturedModule) -> Plan:
+    """Return the plan that rank 0 chooses, on all ranks; its error is that of all."""
+    answer: list[Any] = [None]
+    if find_rank() == 0:
+        try:
+            answer[0] = choose_plan(captured).to_json()
+        except ValueError as error:
+            answer[0] = str(error)
+    dist.broadcast_object_list(answer, 0)
+    if isinstance(answer[0], str):
+        raise CutError(answer[0])
+    return Plan.from_json(answer[0])
+
+
+def list_operator_axes(plan: Plan | None, tensor: int) -> dict[str, int]:
+    """Return the sizes of the axes over which a plan cuts operators, from the outermost on; without a plan of one axis.
+
+    >>> list_operator_axes(None, 2)
+    {'tensor': 2}
+    """
+    if plan is None:
+        return {OPERATOR_AXES[-1]: tensor}
+    return {axis.name: axis.size for axis in plan.mesh.axes if axis.name in OPERATOR_AXES}
+
+
+def keep_operator_axes(plan: Plan) -> Plan:
+    """Return a plan of one data rank: what it says of operators alone."""
+    axes = tuple(Axis(name, size) for name, size in list_operator_axes(plan, 1).items())
+    return replace(plan, mesh=Mesh(axes), zero=0)
