@@ -65,7 +65,9 @@ class PartForm:
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state that has the shape of this rank's part."""
         part = state.full_tensor() if isinstance(state, DTensor) else state
-        return self.program.gather_parameter(self._find_name(name), part.detach()) if self._is_part(name, part) else part
+        return (
+            self.program.gather_parameter(self._find_name(name), part.detach()) if self._is_part(name, part) else part
+        )
 
     def make_room(self, name: str, state: Tensor) -> Tensor:
         """Return a tensor of the shape of the whole."""

@@ -286,8 +286,7 @@ class PipelinedStep(TrainingStep):
     def _gather_weights(self) -> dict[str, Tensor]:
         """Return the states of the whole module, in host memory, on all ranks."""
         own = {
-            name: self._gather_state(name, tensor).detach().cpu()
-            for name, tensor in self.module.state_dict().items()
+            name: self._gather_state(name, tensor).detach().cpu() for name, tensor in self.module.state_dict().items()
         }
         parts: list[Any] = [None] * self.layout.pipeline
         dist.all_gather_object(parts, own, group=self._group)

@@ -32,7 +32,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.copies import digest_copies
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
-from meshwise.executor.starting.construction import DeferredModule
+from meshwise.executor.starting.construction import DeferredModule, seed_draws
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
@@ -42,7 +42,6 @@ from meshwise.executor.user_training.user_file import (
     UserFileError,
     find_own_line,
     load_file,
-    seed_draws,
 )
 
 

@@ -7,6 +7,7 @@ from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
+    from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.step import TrainingStep
 
