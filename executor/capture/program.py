@@ -24,6 +24,7 @@ from meshwise.executor.capture.decompositions import DECOMPOSITIONS
 from meshwise.executor.capture.rules.table import find_rule
 from meshwise.executor.capture.rules.work import list_values
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line
+from meshwise.executor.recording.private_torch import trust_causal_hints
 
 _SET_GRAD_ENABLED = torch.ops.higher_order.wrap_with_set_grad_enabled
 _DATA: Any = vars(torch._C.TensorBase)["data"]
@@ -98,7 +99,7 @@ def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     module.train()  # dropout and batch norm are captured as they train
     try:
         with silence_torch():
-            with DataDetachMode():
+            with DataDetachMode(), trust_causal_hints():
                 exported_program = torch.export.export(module, inputs, strict=False)
             inline_blocks(exported_program.graph_module)
             exported_program = exported_program.run_decompositions(_list_decompositions())

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
@@ -77,6 +78,19 @@ CHECKED_SAMPLES = 2
 """Samples on which the program of a module is compared with it."""
 
 
+def require_samples(num_samples: int, place: str) -> None:
+    """Raise `CutError` where a microbatch has so few samples that a capture does not know their dim.
+
+    Parameters
+    ----------
+    place
+        The ranks that have them together, in words.
+    """
+    if num_samples < CHECKED_SAMPLES:
+        rule = f"a microbatch of a cut module has at least {CHECKED_SAMPLES} samples on {place}"
+        raise CutError(f"{rule}, met {num_samples}; nearest: {CHECKED_SAMPLES}")
+
+
 def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, nearest: str) -> None:
     """Raise `CutError` unless a module and its program have the same loss, gradients and buffers, in fp64.
 
@@ -138,8 +152,11 @@ def copy_structure(module: nn.Module) -> nn.Module:
     return copy
 
 
-def require_same_module(plan: Plan, captured: CapturedModule) -> None:
-    """Raise `CutError` where a plan's stages or shardings are of another module, or do not divide it and its batch."""
+def require_same_module(plan: Plan, captured: CapturedModule, module: nn.Module) -> None:
+    """Raise `CutError` where a plan's stages or shardings are of another module, or do not divide it and its batch.
+
+    With dropout that drops nothing, as in a comparison, torch computes by other operators: some may be missing then.
+    """
     blocks = [name for name, _ in captured.graph.occurrences]
     plan_blocks = [name for stage in plan.stages for name in stage.blocks]
     if blocks != plan_blocks:
@@ -152,10 +169,11 @@ def require_same_module(plan: Plan, captured: CapturedModule) -> None:
         for name in (block.name, occurrence)
         for operator in block.operators
     }
+    drops_nothing = any(isinstance(part, _DropoutNd) and part.p == 0 for part in module.modules())
     degrees = {axis.name: axis.size for axis in plan.mesh.axes}
     for sharding in plan.shardings:
         if sharding.operator not in operators:
-            if "dropout" in sharding.operator:  # that drops nothing, as in a comparison, and is no operator then
+            if drops_nothing:
                 continue
             raise CutError(
                 f"plan: shardings are of operators of the module, met {sharding.operator}; nearest: tensor=N"

@@ -16,13 +16,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.capture.captured import CaptureError
 from meshwise.executor.cut_modules.captures import (
-    CHECKED_SAMPLES,
     CutError,
     capture_batch,
     check_program,
     copy_structure,
     make_example,
     require_same_module,
+    require_samples,
 )
 from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
@@ -65,9 +65,9 @@ class PartForm:
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state that has the shape of this rank's part."""
         part = state.full_tensor() if isinstance(state, DTensor) else state
-        return (
-            self.program.gather_parameter(self._find_name(name), part.detach()) if self._is_part(name, part) else part
-        )
+        if not self._is_part(name, part):
+            return part
+        return self.program.gather_parameter(self._find_name(name), part.detach())
 
     def make_room(self, name: str, state: Tensor) -> Tensor:
         """Return a tensor of the shape of the whole."""
@@ -114,9 +114,7 @@ class CutStagesStep(PipelinedStep):
         """Return the graph of this rank's parts, which the module has from now on."""
         nearest = f"data={self.num_ranks}"
         example = make_example(microbatch, 1)
-        if count_samples(example) < CHECKED_SAMPLES:
-            rule = "a microbatch of a cut module has at least 2 samples"
-            raise CutError(f"{rule}, met 1; nearest: num_microbatches=1")
+        require_samples(count_samples(example), "a data rank")
         structure = copy_structure(self.module)
         whole = self._export_weight(structure, example)
         captured = capture_batch(structure, example, self.loss, nearest=nearest)
@@ -126,7 +124,7 @@ class CutStagesStep(PipelinedStep):
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
             plan = agree_on_plan(self.choose_plan, captured)
         plan = keep_operator_axes(plan)
-        require_same_module(plan, captured)
+        require_same_module(plan, captured, self.module)
         self._ranks = RankMesh(self._mesh[tuple(self._operator_axes)])
         try:
             step, self._program = build_cut_graph(
@@ -147,20 +145,18 @@ class CutStagesStep(PipelinedStep):
                     return None
         return export_step(structure, self.loss, example, kind)
 
-    def _finish_gradients(self, factor: float) -> None:
-        for buckets in self._buckets.values():
-            buckets.finish()
+    def _sum_parts(self) -> None:
         for parameters in self._list_parameters():
             gradients = {name: to_local(p.grad) for name, p in parameters.items() if p.grad is not None}
             sum_gradients(self._ranks, gradients, self._program.summed_axes)
         self._ranks.records.clear()
-        super()._finish_gradients(factor)
 
     def _count_copies(self, name: str) -> int:
         return self._program.placements[name].count_copies(self._ranks)
 
     def _gather_state(self, name: str, state: Tensor) -> Tensor:
-        return PartForm(self._program, self._aliases).gather(name, state)
+        assert self._form is not None
+        return self._form.gather(name, state)
 
     def _build_optimizer(self) -> tuple[Optimizer, LRScheduler | None]:
         optimizer, scheduler = super()._build_optimizer()

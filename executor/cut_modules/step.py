@@ -30,6 +30,7 @@ from meshwise.executor.cut_modules.captures import (
     find_signature,
     make_example,
     require_same_module,
+    require_samples,
 )
 from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan
@@ -244,9 +245,7 @@ class CutStep:
         assert self._structure is not None
         nearest = f"data={self.num_ranks}"
         example = make_example(microbatch, self.layout.data)
-        if count_samples(example) < 2:
-            rule = "a microbatch of a cut module has at least 2 samples on all data ranks"
-            raise CutError(f"{rule}, met 1; nearest: num_microbatches=1")
+        require_samples(count_samples(example), "all data ranks")
         with KeepDouble() if self.precision == "fp64" else nullcontext():
             captured = capture_batch(self._structure, example, self.loss, nearest=nearest)
         first_stage = next(iter(self._stages.values()), None)
@@ -254,7 +253,7 @@ class CutStep:
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
             assert self.choose_plan is not None
             self.plan = agree_on_plan(self.choose_plan, captured)
-        require_same_module(self.plan, captured)
+        require_same_module(self.plan, captured, self.module)
         ranks = RankMesh(build_device_mesh(self.plan, self.device.type)) if first_stage is None else first_stage.ranks
         parameters = {} if first_stage is None else first_stage.parts
         buffers = {} if first_stage is None else {name: part for name, (part, _) in first_stage.buffer_parts.items()}

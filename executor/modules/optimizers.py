@@ -73,5 +73,6 @@ def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -
     if any(None in row for row in group_names):
         raise OptimizerError("an optimizer steps the parameters of the module that is parallelised, met others")
     for group, row in zip(source.param_groups, group_names, strict=True):
-        group["params"] = [parameters[name] for name in row if name is not None]
+        # a rank of a pipeline has the parameters of its own stages alone
+        group["params"] = [parameters[name] for name in row if name in parameters]
     return source

@@ -43,6 +43,8 @@ QUICK_CALLS: Mapping[Any, Callable[..., Any]] = {
     aten.sum.default: torch.sum,
     aten.sum.dim_IntList: torch.sum,
     aten.tanh.default: torch.tanh,
+    aten.view.default: torch.reshape,  # strides of a kernel's results may be others than those that were captured
+    aten._unsafe_view.default: torch.reshape,
     aten.where.ScalarOther: torch.where,
     aten.where.self: torch.where,
 }

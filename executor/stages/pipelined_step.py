@@ -235,6 +235,7 @@ class PipelinedStep(TrainingStep):
     def _finish_gradients(self, factor: float) -> None:
         for buckets in self._buckets.values():
             buckets.finish()
+        self._sum_parts()
         self._tied.sum_gradients(self._list_parameters())
         gradients = {  # of several copies on this rank the first one's, which the optimizer steps
             name: to_local(parameter.grad)
@@ -250,6 +251,9 @@ class PipelinedStep(TrainingStep):
             factor = min(self.max_norm / (self._measure_norm(counted) + CLIP_EPSILON), 1.0)
             for gradient in gradients.values():
                 gradient.mul_(factor)
+
+    def _sum_parts(self) -> None:
+        """Sum what ranks with parts of the same operators have of a gradient; whole operators have none such."""
 
     def _measure_norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm of all gradients of the module, of which this rank has some, by name."""

@@ -8,11 +8,10 @@ import torch
 
 from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import (
-    CHECKED_SAMPLES,
-    CutError,
     capture_batch,
     check_program,
     require_same_module,
+    require_samples,
 )
 from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
 from meshwise.executor.operators.layouts import Layouts
@@ -35,13 +34,14 @@ def capture_job(job: TrainJob) -> CapturedModule:
         user_file = load_source(job)
         module = user_file.build_model(job.seed)
         batch = read_microbatch(job, user_file)
-        if count_samples(batch) < CHECKED_SAMPLES:
-            rule = "a microbatch of a cut module has at least 2 samples on all data ranks"
-            raise CutError(f"{rule}, met {count_samples(batch)}; nearest: 2")
+        num_samples = count_samples(batch)
+        require_samples(num_samples, "all data ranks")
+        if job.layout.is_staged:
+            require_samples(num_samples // job.layout.data, "a data rank")
         captured = capture_batch(module, batch, user_file.loss, nearest=nearest)
         if job.layout.plan is not None:
             plan = job.layout.plan
-            require_same_module(plan, captured)
+            require_same_module(plan, captured, module)
             Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
         check_program(module, batch, user_file.loss, nearest=nearest)
     return captured

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from meshwise.executor.cut_modules.step import CutStep
+from meshwise.executor.cut_modules.cut_stages import CutStagesStep, make_cut_step
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.launch.worker import run_rank
 from meshwise.executor.modules.batches import split_evenly, to_double
@@ -59,6 +59,8 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "sums are of one rank": (collectives.RankMesh, "all_reduce", own_part),
     "all ranks have the first part": (collectives.RankMesh, "_cut", first_part),
     "a gradient counts twice": (calls.Share, "backward", staticmethod(whole_gradient_once)),
+    "gradients of parts are not summed": (CutStagesStep, "_sum_parts", lambda self: None),
+    "norms count copies": (CutStagesStep, "_count_copies", lambda self, name: 1),
     "buffers are not renewed": (stage_compiler, "make_renewal", lambda *_: lambda *values: None),
 }
 
@@ -119,7 +121,8 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         if "words" in case:  # as in a loop of the user's own
             step = parallelize(build(kind), case["words"], **options)
         else:
-            step = CutStep(build(kind), ModuleLayout.from_json(case["layout"]), device=torch.device("cpu"), **options)
+            layout = ModuleLayout.from_json(case["layout"])
+            step = make_cut_step(build(kind), layout, device=torch.device("cpu"), **options)
         try:
             found = [step.global_batch(batch) for batch in batches(kind)]
         except RuntimeError:  # of autograd, on all ranks at once: a fault that shows at once
@@ -147,7 +150,9 @@ def draw_twice(case: dict[str, Any]) -> list[list[float]]:
     for seed in (0, 0, 1):
         options: dict[str, Any] = {"optimizer": lambda module: torch.optim.SGD(module.parameters(), lr=0.0)}
         layout = ModuleLayout.from_json(case["layout"])
-        step = CutStep(build("dropout"), layout, device=torch.device("cpu"), precision="fp64", seed=seed, **options)
+        step = make_cut_step(
+            build("dropout"), layout, device=torch.device("cpu"), precision="fp64", seed=seed, **options
+        )
         batch = split_evenly(batches("dropout")[0], layout.data, "ranks")[layout.find_data_part(dist.get_rank())]
         result.append([step(batch) for _ in range(2)])
     return result

@@ -73,6 +73,6 @@ def test_a_plan_of_another_module_or_batch_is_refused() -> None:
         for kind in ("packed", "gated")
     )
     plan = choose_cuts(packed.graph, data=1, tensor=2, samples=4, num_microbatches=1)
-    require_same_module(plan, packed)
+    require_same_module(plan, packed, nn.Identity())
     with pytest.raises(CutError, match=r"shardings are of operators of the module, met words\.add"):
-        require_same_module(plan, gated)
+        require_same_module(plan, gated, nn.Identity())

@@ -50,8 +50,6 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
     ("layout", "text"),
     [
         (Layout(tensor=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
-        (Layout(data=2, tensor=2, microbatch=4, zero=1), "zero: states of a module that is cut are cut with it, met 1"),
-        (Layout(data=2, tensor=2, microbatch=4, recompute=Recompute.FULL), "recompute: a module that is cut keeps"),
         (Layout(data=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
         (Layout(data=2, context=2, microbatch=4), "context: met 2; nearest: 1"),
         (Layout(data=4, microbatch=4, recompute=Recompute.SELECTIVE), "recompute: a block is computed again whole"),

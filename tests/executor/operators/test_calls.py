@@ -23,6 +23,8 @@ def test_a_quick_call_takes_what_its_operator_takes(operator: object) -> None:
         "ne": (x, number),
         "pow": (x, number),
         "scaled_dot_product_attention": (x[None, None], x[None, None], x[None, None], None, 0.0, True),
+        "view": (x, [4, 3]),
+        "_unsafe_view": (x, [4, 3]),
         "where": (x > 0.5, x, number if str(operator).endswith("ScalarOther") else x),
         **dict.fromkeys(("add", "div", "mul", "sub"), (x, x)),
     }

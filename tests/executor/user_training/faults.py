@@ -1,6 +1,6 @@
 """Faults of ranks under a plan, as patches of the product that the reference in one process does not see."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -322,8 +322,8 @@ def count_copies_twice(rank: int) -> list[Patch]:
 
 
 def measure_own_norm(rank: int) -> list[Patch]:
-    def measure(original: Any, step: PipelinedStep, gradients: Sequence[Tensor]) -> float:
-        return float(torch.stack([gradient.double().norm() for gradient in gradients]).norm())
+    def measure(original: Any, step: PipelinedStep, gradients: Mapping[str, Tensor]) -> float:
+        return float(torch.stack([gradient.double().norm() for gradient in gradients.values()]).norm())
 
     return [wrap(PipelinedStep, "_measure_norm", measure)]
 
