@@ -57,9 +57,9 @@ from meshwise.executor.modules.states import (
 )
 from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.recording.private_torch import compile_in_place
-from meshwise.executor.starting.construction import DeferredModule, fill_parameters
+from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
 from meshwise.executor.starting.first_values import FirstValues
-from meshwise.executor.starting.shards import fill_shards, has_equal_values, move_present
+from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
 
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
@@ -97,7 +97,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        module: nn.Module | DeferredModule,
+        module: nn.Module | Start,
         layout: ModuleLayout,
         *,
         optimizer: OptimizerFactory | Optimizer,
@@ -119,9 +119,7 @@ class TrainingStep:
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
         self._values: FirstValues | None = None
-        if isinstance(module, DeferredModule):
-            module = self._take_deferred(module)
-        module = compile_in_place(module)
+        module = compile_in_place(self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module))
         self.module = module.to(self.device) if self._values is None else move_present(module, self.device)
         if precision == "fp64":
             turn_to_double(self.module)
@@ -246,12 +244,16 @@ class TrainingStep:
             return batch
         return to_double(batch)
 
-    def _take_deferred(self, start: DeferredModule) -> nn.Module:
-        """Return a module that is built without its parameters; with them where ranks keep them whole."""
-        if not self._keeps_parts or not has_equal_values(start.values):
+    def _take_start(self, start: Start) -> nn.Module:
+        """Return a module without its parameters where all ranks keep and can make parts of them, else with them."""
+        if not self._keeps_parts:
             return start.build()
-        self._values = start.values
-        return start.module
+        obstacle = find_obstacle(start)
+        if obstacle is None and isinstance(start, DeferredModule):
+            self._values = start.values
+            return start.module
+        tell_whole(obstacle or "")
+        return start.build()
 
     @property
     def _keeps_parts(self) -> bool:
@@ -294,6 +296,7 @@ class TrainingStep:
     def _fill(self) -> None:
         """Give all parameters that are not yet there their values, whole."""
         if self._values is not None:
+            tell_whole("its forward on the first batch needs values to know what it runs")
             fill_parameters(self.module, self._values)
             self.module.to(self.device)
             self._values = None

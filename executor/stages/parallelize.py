@@ -26,11 +26,11 @@ from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFact
 from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.stages.pipelined_step import PipelinedStep
-from meshwise.executor.starting.construction import DeferredModule, start_module
+from meshwise.executor.starting.construction import Start, start_module
 from meshwise.strategies.plan.plan import Plan
 
 
-def make_step(module: nn.Module | DeferredModule, layout: ModuleLayout, **options: Any) -> TrainingStep:
+def make_step(module: nn.Module | Start, layout: ModuleLayout, **options: Any) -> TrainingStep:
     """Return the step of training of a module under a layout; options are those of `TrainingStep`."""
     return (PipelinedStep if layout.pipeline > 1 else TrainingStep)(module, layout, **options)
 

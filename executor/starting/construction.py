@@ -2,24 +2,29 @@
 
 Which values they are depends on the program and the seed alone: random draws are seeded by the name of the parameter
 that they fill, so that it does not matter which rank makes which of them. A program that cannot be recorded, as one
-that reads a file or draws from a generator of its own, is run as it is.
+that draws from a generator of its own, is run once more as it is.
 """
 
 import gc
-import random
+import re
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.starting.draws import keep_all_draws, seed_draws
 from meshwise.executor.starting.first_values import FirstValues, RecordedValues
 from meshwise.executor.starting.recorder import Recorder, UnrecordableError
 from meshwise.executor.starting.tape import Tape
+
+
+class StartError(UserError):
+    """A function that does not build a module with values."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,31 @@ class DeferredModule:
         return self.module
 
 
-def start_module(build: Callable[[], nn.Module], seed: int) -> nn.Module | DeferredModule:
+@dataclass(frozen=True)
+class WholeModule:
+    """A module with all its parameters in memory.
+
+    Parameters
+    ----------
+    reason
+        Why it could not be built without them; empty where it was there already.
+    """
+
+    module: nn.Module
+    reason: str = ""
+
+    def build(self) -> nn.Module:
+        """Return the module."""
+        return self.module
+
+
+Start = DeferredModule | WholeModule
+
+
+def start_module(build: Callable[[], nn.Module], seed: int) -> Start:
     """Return the module that a function returns, without the memory of its parameters where that can be.
 
-    Which of them it is depends on the function alone, and so do first parameters, beside the seed.
+    What the function itself raises is raised. Draws of the caller stay as they were.
 
     Parameters
     ----------
@@ -52,33 +78,70 @@ def start_module(build: Callable[[], nn.Module], seed: int) -> nn.Module | Defer
         It is called once more where what it does cannot be recorded.
     seed
         That of draws, unless the function seeds them itself.
+
+    Raises
+    ------
+    StartError
+        Where it returns no module, or one without values.
     """
     recorder = Recorder(Tape(seed))
-    with suppress(Exception):  # the program, run as it is, tells what is wrong with it
-        return _record(build, seed, recorder)
-    for tensor in _list_live(recorder):  # in caches of the program
-        with suppress(RuntimeError):
-            give_values(tensor, recorder.read(tensor))
-    seed_draws(seed)
-    return build()
-
-
-def seed_draws(seed: int) -> None:
-    """Seed the random numbers of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    with keep_all_draws():
+        try:
+            return _record(build, seed, recorder)
+        except Exception as error:
+            reason = recorder.reason or _find_reason(error)
+            if not reason:
+                raise
+        for tensor in _list_live(recorder):  # in caches of the program
+            with suppress(RuntimeError):
+                give_values(tensor, recorder.read(tensor))
+        seed_draws(seed)
+        module = _require_module(build())
+    for name, tensor in module.named_parameters():
+        if tensor.is_meta:
+            rule = "the parameters of a module that is built have values"
+            raise StartError(f"{rule}, met {name} on the meta device; nearest: a method init_weights()")
+    return WholeModule(module, reason)
 
 
 def _record(build: Callable[[], nn.Module], seed: int, recorder: Recorder) -> DeferredModule:
     seed_draws(seed)
     with recorder:
-        module = build()
-        fill_rest(module, recorder)
+        module = _require_module(build())
     if recorder.reason:
         raise UnrecordableError(recorder.reason)
     recorder.tape.seed = torch.initial_seed()
-    return _take_values(module, recorder)
+    try:
+        fill_promised(module, recorder)
+        return _take_values(module, recorder)
+    except Exception as error:  # none of the program's own
+        recorder.reason = recorder.reason or _describe(error)
+        raise
+
+
+def _require_module(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        rule = "a function that builds a module returns a torch.nn.Module"
+        raise StartError(f"{rule}, met {type(module).__name__}")
+    return module
+
+
+def _find_reason(error: BaseException) -> str:
+    """Return what a program did with a tensor that has no values, if that made an error or its causes."""
+    errors = [item for item in _list_causes(error) if isinstance(item, RuntimeError | TypeError)]
+    return next((_describe(item) for item in errors if re.search(r"\bmeta\b", str(item))), "")
+
+
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, UnrecordableError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _list_live(recorder: Recorder) -> list[Tensor]:
@@ -87,22 +150,22 @@ def _list_live(recorder: Recorder) -> list[Tensor]:
     return [item for item in gc.get_objects() if issubclass(type(item), Tensor) and recorder.knows(item)]
 
 
-def fill_rest(module: nn.Module, recorder: Recorder) -> None:
-    """Have modules fill the parameters that nothing has filled yet, if they have a method for it."""
-    unfilled = [
-        (owner, parameter)
+def fill_promised(module: nn.Module, recorder: Recorder) -> None:
+    """Have a module fill the parameters that its program itself has put on the meta device, if there is a method."""
+    owners = [
+        owner
         for owner in module.modules()
-        for parameter in owner.parameters(recurse=False)
-        if recorder.knows(parameter) and not recorder.tape.is_written(recorder.find_slot(parameter).storage)
+        if any(recorder.knows(item) and recorder.is_promised(item) for item in owner.parameters(recurse=False))
     ]
-    if not unfilled:
+    if not owners:
         return
-    if callable(init := getattr(module, "init_weights", None)):
-        init()
-        return
-    for owner in dict.fromkeys(owner for owner, _ in unfilled):
-        if callable(reset := getattr(owner, "reset_parameters", None)):
-            reset()
+    with recorder:
+        if callable(init := getattr(module, "init_weights", None)):
+            init()
+            return
+        for owner in owners:
+            if callable(reset := getattr(owner, "reset_parameters", None)):
+                reset()
 
 
 def _take_values(module: nn.Module, recorder: Recorder) -> DeferredModule:

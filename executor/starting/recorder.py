@@ -1,8 +1,8 @@
 """Records how a function fills the tensors that it makes, which have no memory while it runs.
 
-Every new tensor is on torch's meta device; that a program asked for another device does not matter. What reads values,
-such as ``tensor.item()``, is given those that running the recorded operations again makes. Tensors with values, as
-files are read into, stay what they are, and are constants for operations on others.
+Every new tensor is on torch's meta device; the program sees the device that it asked for. What reads values, such as
+``tensor.item()``, is given those that running the recorded operations again makes. Tensors with values, as files are
+read into, stay what they are, and are constants for operations on others.
 """
 
 from collections.abc import Callable
@@ -33,6 +33,13 @@ _OVERWRITING = {
 }
 """Operators that replace all values of their first argument without reading them."""
 _READERS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+_DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
+    Tensor.device.__get__: lambda device: device,
+    Tensor.is_meta.__get__: lambda device: device.type == "meta",  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
+}
+"""Properties that tell where a tensor is."""
 _RESIZED = {"resize_", "resize_as_", "set_.source_Storage", "set_.source_Storage_storage_offset"}
 
 
@@ -46,14 +53,20 @@ class Recorder(TorchDispatchMode):
     Attributes
     ----------
     reason
-        Why it cannot be recorded, even if the program has caught the error; empty otherwise.
+        Why it cannot be recorded, even if the program has caught the error; empty otherwise. Errors that operators
+        raise with values too are none.
+    is_running
+        Whether an operator is being recorded.
     """
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = tape
         self.reason = ""
+        self.is_running = False
         self._storages: dict[int, tuple[int, Any]] = {}
+        self._devices: dict[int, torch.device] = {}
+        self._own_error = 0
         self._readers = _Readers(self)
 
     def __enter__(self) -> "Recorder":
@@ -67,11 +80,15 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator without values, and record it."""
+        self.is_running = True
         try:
             return self._run(function, args, dict(kwargs or {}))
         except Exception as error:  # the program may catch it, and go on as it would not with values
-            self.reason = self.reason or f"{type(error).__name__}: {error}"
+            if id(error) != self._own_error:
+                self.reason = self.reason or f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
             raise
+        finally:
+            self.is_running = False
 
     def _run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         flat, _ = tree_flatten((args, kwargs))
@@ -81,7 +98,7 @@ class Recorder(TorchDispatchMode):
         if tensors and not any(map(self.knows, tensors)):
             if function is torch.ops.aten.lift_fresh.default and tensors[0].numel():
                 return self._lift(tensors[0])
-            return function(*args, **kwargs)  # of values that are there
+            return self._call(function, args, kwargs)  # of values that are there
         if any(isinstance(item, torch.Generator) for item in flat):
             self._refuse("draws from a generator of its own")
         if self._reads_values(function, tensors):
@@ -91,6 +108,14 @@ class Recorder(TorchDispatchMode):
     def knows(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage is filled by the tape."""
         return tensor.is_meta and storage_number(tensor) in self._storages
+
+    def find_device(self, tensor: Tensor) -> torch.device:
+        """Return the device that the program takes a known tensor to be on."""
+        return self._devices[self._storages[storage_number(tensor)][0]]
+
+    def is_promised(self, tensor: Tensor) -> bool:
+        """Return whether the program itself has put a known tensor on the meta device, to be filled later."""
+        return self.find_device(tensor).type == "meta"
 
     def find_slot(self, tensor: Tensor) -> Slot:
         """Return the slot of a known tensor."""
@@ -122,8 +147,16 @@ class Recorder(TorchDispatchMode):
         def find_values(item: Any) -> Any:
             return self.read(item) if isinstance(item, Tensor) and self.knows(item) else item
 
-        result = function(*tree_map(find_values, args), **tree_map(find_values, kwargs))
+        result = self._call(function, tree_map(find_values, args), tree_map(find_values, kwargs))
         return tree_map(lambda item: self._lift(item) if isinstance(item, Tensor) else item, result)
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator on values; what it raises is the program's own error."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            self._own_error = id(error)
+            raise
 
     def _find_shapes(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Return results without memory of an operator that needs values to know their shapes, or runs on no others."""
@@ -134,7 +167,7 @@ class Recorder(TorchDispatchMode):
             return torch.device("cpu") if isinstance(item, torch.device) else item
 
         with torch.random.fork_rng(devices=[]):
-            results = function(*tree_map(find_values, args), **tree_map(find_values, kwargs))
+            results = self._call(function, tree_map(find_values, args), tree_map(find_values, kwargs))
 
         def forget(item: Any) -> Any:
             is_tensor = isinstance(item, Tensor)
@@ -144,9 +177,11 @@ class Recorder(TorchDispatchMode):
 
     def _lift(self, values: Tensor) -> Tensor:
         """Return a tensor without memory that a constant fills."""
+        if values.is_meta:
+            self._refuse("a tensor on the meta device that was there before")
         constant = values.detach().cpu().clone()  # the program may change its own
         result = torch.empty_strided(constant.shape, constant.stride(), dtype=constant.dtype, device=META)
-        slot = self._add_slot(result)
+        slot = self._add_slot(result, values.device)
         self.tape.add(Operation(None, (), frozenset(), frozenset(), {0: slot}, constant=constant))
         return result
 
@@ -158,6 +193,7 @@ class Recorder(TorchDispatchMode):
         mutated = self._list_mutated(function, args, kwargs)
         if any(not self.knows(tensor) for tensor in mutated):
             self._refuse(f"{overload} on a tensor with values")
+        device = self._find_new_device(kwargs, tensors)
         if self._takes_device(function, kwargs, tensors):
             kwargs["device"] = META
         kwargs.pop("pin_memory", None)
@@ -168,16 +204,16 @@ class Recorder(TorchDispatchMode):
         read_slots = [self.find_slot(tensor) for tensor in sources]
         try:
             result = function(*args, **kwargs)
-        except NotImplementedError:
-            if mutated:
-                raise
+        except Exception:
             result = self._find_shapes(function, args, kwargs)
+            if mutated:
+                self._refuse(f"{overload}, which runs on values only")
         if torch.Tag.inplace_view in function.tags:
             return result
         writes = frozenset(self.find_slot(tensor).storage for tensor in mutated)
         results, _ = tree_flatten(result)
         new_slots = {
-            place: self._add_slot(item)
+            place: self._add_slot(item, device)
             for place, item in enumerate(results)
             if isinstance(item, Tensor) and not self.knows(item)
         }
@@ -193,6 +229,13 @@ class Recorder(TorchDispatchMode):
         is_draw = torch.Tag.nondeterministic_seeded in function.tags
         self.tape.add(Operation(function, arguments, reads, writes, new_slots, is_draw, overwritten))
         return result
+
+    def _find_new_device(self, kwargs: Any, tensors: list[Tensor]) -> torch.device:
+        """Return the device on which the program takes new tensors of an operator to be."""
+        if kwargs.get("device") is not None:
+            return torch.device(kwargs["device"])
+        known = [tensor for tensor in tensors if self.knows(tensor)]
+        return self.find_device(known[0]) if known else torch.device("cpu")
 
     @staticmethod
     def _takes_device(function: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
@@ -219,9 +262,10 @@ class Recorder(TorchDispatchMode):
 
         return tree_map(replace, args), tree_map(replace, kwargs)
 
-    def _add_slot(self, tensor: Tensor) -> Slot:
+    def _add_slot(self, tensor: Tensor, device: torch.device) -> Slot:
         storage = tensor.untyped_storage()
         number = len(self._storages)
+        self._devices[number] = device
         self._storages[storage_number(tensor)] = (number, storage)  # kept, so that its address stays its own
         self.tape.sizes[number] = storage.nbytes()
         return self.find_slot(tensor)
@@ -233,7 +277,10 @@ class Recorder(TorchDispatchMode):
 
 
 class _Readers(TorchFunctionMode):
-    """Has methods that read values without an operator of torch read those that the tape makes."""
+    """Has methods that read values without an operator of torch read those that the tape makes.
+
+    Properties tell the device that the program asked for, so that it does not skip what fills a tensor.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -241,6 +288,9 @@ class _Readers(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
-        if function in _READERS and args and self._recorder.knows(args[0]):
+        is_known = not self._recorder.is_running and (function in _READERS or function in _DEVICE_GETTERS)
+        if is_known and args and self._recorder.knows(args[0]):
+            if function in _DEVICE_GETTERS:
+                return _DEVICE_GETTERS[function](self._recorder.find_device(args[0]))
             args = (self._recorder.read(args[0]), *args[1:])
         return function(*args, **(kwargs or {}))

@@ -1,5 +1,6 @@
 """Gives the parameters of a sharded module their first values: a rank makes its own parts, one parameter at a time."""
 
+import sys
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.private_torch import list_chunks
 from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.starting.construction import DeferredModule, Start
 from meshwise.executor.starting.first_values import FirstValues, select_box
+
+WHOLE_START = "every rank begins with the whole module"
 
 
 def move_present(module: nn.Module, device: torch.device) -> nn.Module:
@@ -17,13 +21,27 @@ def move_present(module: nn.Module, device: torch.device) -> nn.Module:
     return module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call, no-any-return]
 
 
-def has_equal_values(values: FirstValues) -> bool:
-    """Return whether all ranks have the same first values, as programs make them that know nothing of their rank."""
-    if not dist.is_initialized():
-        return True
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, values.compute_digest())
-    return len(set(digests)) == 1
+def find_obstacle(start: Start) -> str | None:
+    """Return why some rank cannot make only its parts of first values, in words for all ranks; ``None`` if all can.
+
+    All ranks call it, whatever they have started with. The words are empty where a module is there already.
+    """
+    own_reason = None if isinstance(start, DeferredModule) else start.reason
+    own_digest = start.values.compute_digest() if isinstance(start, DeferredModule) else ""
+    rows: list[Any] = [(own_reason, own_digest)]
+    if dist.is_initialized():
+        rows *= dist.get_world_size()
+        dist.all_gather_object(rows, (own_reason, own_digest))
+    for rank, (reason, _) in enumerate(rows):
+        if reason is not None:
+            return f"rank {rank}: {reason}" if reason else ""
+    return None if len({digest for _, digest in rows}) == 1 else "ranks build different modules"
+
+
+def tell_whole(obstacle: str) -> None:
+    """Say in one line why every rank has had the whole module in memory; there are no words of one that was there."""
+    if obstacle and (not dist.is_initialized() or dist.get_rank() == 0):
+        print(f"{WHOLE_START}: {obstacle}", file=sys.stderr, flush=True)
 
 
 def fill_shards(module: nn.Module, values: FirstValues, device: torch.device) -> None:

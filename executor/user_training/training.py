@@ -32,7 +32,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.copies import digest_copies
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
-from meshwise.executor.starting.construction import DeferredModule, seed_draws
+from meshwise.executor.starting.draws import seed_draws
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
@@ -166,13 +166,13 @@ def load_source(job: TrainJob) -> UserFile:
 
 def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep | CutStep:
     """Return the step of training of a user's file."""
-    is_cut = job.layout.tensor > 1
-    start = user_file.build_model(job.seed) if is_cut else user_file.start_model(job.seed)
+    start = user_file.start_model(job.seed)
     if job.without_dropout:
-        drop_nothing(start.module if isinstance(start, DeferredModule) else start)
+        drop_nothing(start.module)
+    is_cut = job.layout.tensor > 1
     make: Any = make_cut_step if is_cut else make_step
     step: TrainingStep | CutStep = make(
-        start,
+        start.build() if is_cut else start,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
         scheduler=user_file.scheduler,

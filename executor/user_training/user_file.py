@@ -19,7 +19,8 @@ from torch import nn
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.rank_files import UserError
-from meshwise.executor.starting.construction import DeferredModule, seed_draws, start_module
+from meshwise.executor.starting.construction import Start, start_module
+from meshwise.executor.starting.draws import seed_draws
 
 NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "evaluation_data")
 """The functions that a file may define."""
@@ -56,14 +57,10 @@ class UserFile:
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
-        module = self.start_model(seed)
-        return module.build() if isinstance(module, DeferredModule) else module
+        return self.start_model(seed).build()
 
-    def start_model(self, seed: int) -> nn.Module | DeferredModule:
-        """Return the module without the memory of its parameters, where it can be built so, or else as `build_model`.
-
-        Which it is depends on the file alone, and in both cases first parameters are the same.
-        """
+    def start_model(self, seed: int) -> Start:
+        """Return the module of `build_model`, without the memory of its parameters where it can be built so."""
         return start_module(lambda: self._run_model(seed), seed)
 
     def _run_model(self, seed: int) -> nn.Module:

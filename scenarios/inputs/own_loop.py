@@ -45,7 +45,7 @@ def parallelize(
     from meshwise.executor.modules.step import find_device
     from meshwise.executor.stages.parallelize import join_ranks, read_layout
     from meshwise.executor.stages.parallelize import parallelize as parallelize_whole
-    from meshwise.executor.starting.construction import DeferredModule, start_module
+    from meshwise.executor.starting.construction import start_module
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     join_ranks()
@@ -58,8 +58,8 @@ def parallelize(
         degrees = {"data": layout.data, "tensor": layout.tensor, "num_microbatches": layout.num_microbatches}
         return choose_cuts(captured.graph, samples=samples, **degrees)
 
-    start = module if isinstance(module, nn.Module) else start_module(module, options.get("seed", 0))
-    module = start.build() if isinstance(start, DeferredModule) else start
+    if not isinstance(module, nn.Module):
+        module = start_module(module, options.get("seed", 0)).build()
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
     return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)
