@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.starting.draws import keep_all_draws, seed_draws
@@ -112,6 +112,8 @@ def _record(build: Callable[[], nn.Module], seed: int, recorder: Recorder) -> De
         raise UnrecordableError(recorder.reason)
     recorder.tape.seed = torch.initial_seed()
     try:
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            recorder.refuse("parameters whose shapes the first batch says")
         fill_promised(module, recorder)
         return _take_values(module, recorder)
     except Exception as error:  # none of the program's own
@@ -171,20 +173,9 @@ def fill_promised(module: nn.Module, recorder: Recorder) -> None:
 def _take_values(module: nn.Module, recorder: Recorder) -> DeferredModule:
     """Return a recorded module, of which all but the parameters have their values."""
     tape = recorder.tape
-    parameters = dict(module.named_parameters())
-    if any(
-        isinstance(tensor, UninitializedParameter | UninitializedBuffer)
-        for tensor in (*parameters.values(), *module.buffers())
-    ):
-        raise UnrecordableError("parameters whose shape the first batch says")
-    for name, parameter in parameters.items():
+    for parameter in list(module.parameters()):
         if not recorder.knows(parameter):  # with values: it is a constant
-            values = parameter.detach()
-            with recorder:
-                lifted = torch.ops.aten.lift_fresh(values if not values.is_meta else torch.empty(0))
-            if values.is_meta:
-                raise UnrecordableError(f"{name} is on the meta device, and nothing fills it")
-            replace_parameter(module, parameter, lifted)
+            replace_parameter(module, parameter, recorder.lift(parameter.detach()))
     parameters = dict(module.named_parameters())
     slots = {name: recorder.find_slot(parameter) for name, parameter in parameters.items()}
     named_slots = [(name, slot.storage) for name, slot in slots.items()]

@@ -31,12 +31,12 @@ class RecordedValues:
     """
 
     def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        self._tape, self._slots = tape, dict(slots)
+        self.tape, self._slots = tape, dict(slots)
 
     def read(self, name: str) -> Tensor:
         """Return the values of a parameter."""
         slot = self._slots[name]
-        values = self._tape.compute(slot)
+        values = self.tape.compute(slot)
         is_part = values.nbytes != values.untyped_storage().nbytes()
         return values.clone() if is_part else values
 
@@ -46,7 +46,7 @@ class RecordedValues:
 
     def compute_digest(self) -> str:
         """Return words that are equal on ranks whose values are equal."""
-        return f"{self._tape.compute_digest()} {sorted(self._slots.items())}"
+        return f"{self.tape.compute_digest()} {sorted(self._slots.items())}"
 
 
 def select_box(values: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:

@@ -6,12 +6,12 @@ read into, stay what they are, and are constants for operations on others.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from meshwise.executor.recording.private_torch import storage_number
@@ -41,6 +41,9 @@ _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 }
 """Properties that tell where a tensor is."""
 _RESIZED = {"resize_", "resize_as_", "set_.source_Storage", "set_.source_Storage_storage_offset"}
+_ADDRESSES = {Tensor.data_ptr, Tensor.__dlpack__, Tensor.__dlpack_device__}
+_UNTOLD = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+"""Operators that change arguments without telling so."""
 
 
 class UnrecordableError(Exception):
@@ -94,20 +97,20 @@ class Recorder(TorchDispatchMode):
         flat, _ = tree_flatten((args, kwargs))
         tensors = [item for item in flat if isinstance(item, Tensor)]
         if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided for tensor in tensors):
-            self._refuse(f"{function} of tensors of another kind")
+            self.refuse(f"{function} of tensors of another kind")
         if tensors and not any(map(self.knows, tensors)):
-            if function is torch.ops.aten.lift_fresh.default and tensors[0].numel():
-                return self._lift(tensors[0])
+            if function is torch.ops.aten.lift_fresh.default:
+                return self.lift(tensors[0])
             return self._call(function, args, kwargs)  # of values that are there
         if any(isinstance(item, torch.Generator) for item in flat):
-            self._refuse("draws from a generator of its own")
+            self.refuse("draws from a generator of its own")
         if self._reads_values(function, tensors):
             return self._evaluate(function, args, kwargs)
         return self._record(function, args, kwargs, tensors)
 
     def knows(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage is filled by the tape."""
-        return tensor.is_meta and storage_number(tensor) in self._storages
+        return tensor.is_meta and tensor.layout is torch.strided and storage_number(tensor) in self._storages
 
     def find_device(self, tensor: Tensor) -> torch.device:
         """Return the device that the program takes a known tensor to be on."""
@@ -120,7 +123,7 @@ class Recorder(TorchDispatchMode):
     def find_slot(self, tensor: Tensor) -> Slot:
         """Return the slot of a known tensor."""
         if tensor.is_conj() or tensor.is_neg():
-            self._refuse("a conjugated or negated view")
+            self.refuse("a conjugated or negated view")
         number = self._storages[storage_number(tensor)][0]
         return Slot(number, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype)
 
@@ -128,7 +131,8 @@ class Recorder(TorchDispatchMode):
         """Return a tensor with the values that a known one has now."""
         return self.tape.compute(self.find_slot(tensor))
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise that a program cannot be recorded."""
         self.reason = self.reason or reason
         raise UnrecordableError(reason)
 
@@ -148,7 +152,7 @@ class Recorder(TorchDispatchMode):
             return self.read(item) if isinstance(item, Tensor) and self.knows(item) else item
 
         result = self._call(function, tree_map(find_values, args), tree_map(find_values, kwargs))
-        return tree_map(lambda item: self._lift(item) if isinstance(item, Tensor) else item, result)
+        return tree_map(lambda item: self.lift(item) if isinstance(item, Tensor) else item, result)
 
     def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on values; what it raises is the program's own error."""
@@ -175,10 +179,10 @@ class Recorder(TorchDispatchMode):
 
         return tree_map(forget, results)
 
-    def _lift(self, values: Tensor) -> Tensor:
+    def lift(self, values: Tensor) -> Tensor:
         """Return a tensor without memory that a constant fills."""
         if values.is_meta:
-            self._refuse("a tensor on the meta device that was there before")
+            self.refuse("a tensor on the meta device that was there before")
         constant = values.detach().cpu().clone()  # the program may change its own
         result = torch.empty_strided(constant.shape, constant.stride(), dtype=constant.dtype, device=META)
         slot = self._add_slot(result, values.device)
@@ -189,15 +193,19 @@ class Recorder(TorchDispatchMode):
         name = function._schema.name.partition("::")[2]
         overload = f"{name}.{function._overloadname}"
         if name in _RESIZED or overload in _RESIZED:
-            self._refuse(f"{overload}, which changes the memory of a tensor")
+            self.refuse(f"{overload}, which changes the memory of a tensor")
+        if name in _UNTOLD:
+            self.refuse(f"{overload}, which may change buffers")
+        if not tensors and name in _EMPTY and 0 in args[0]:
+            return self._call(function, args, kwargs)  # torch.load has it point to values
         mutated = self._list_mutated(function, args, kwargs)
         if any(not self.knows(tensor) for tensor in mutated):
-            self._refuse(f"{overload} on a tensor with values")
+            self.refuse(f"{overload} on a tensor with values")
         device = self._find_new_device(kwargs, tensors)
         if self._takes_device(function, kwargs, tensors):
             kwargs["device"] = META
         kwargs.pop("pin_memory", None)
-        lifted = {id(item): self._lift(item) for item in tensors if not self.knows(item)}
+        lifted = {id(item): self.lift(item) for item in tensors if not self.knows(item)}
         args, kwargs = (tree_map(lambda item: lifted.get(id(item), item), part) for part in (args, kwargs))
         sources = [lifted.get(id(tensor), tensor) for tensor in tensors]
         arguments = self._replace(args, kwargs)
@@ -207,11 +215,13 @@ class Recorder(TorchDispatchMode):
         except Exception:
             result = self._find_shapes(function, args, kwargs)
             if mutated:
-                self._refuse(f"{overload}, which runs on values only")
+                self.refuse(f"{overload}, which runs on values only")
         if torch.Tag.inplace_view in function.tags:
             return result
         writes = frozenset(self.find_slot(tensor).storage for tensor in mutated)
         results, _ = tree_flatten(result)
+        if any(isinstance(item, Tensor) and item.layout is not torch.strided for item in results):
+            self.refuse(f"{overload}, which makes a tensor of another kind")
         new_slots = {
             place: self._add_slot(item, device)
             for place, item in enumerate(results)
@@ -288,9 +298,13 @@ class _Readers(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
-        is_known = not self._recorder.is_running and (function in _READERS or function in _DEVICE_GETTERS)
-        if is_known and args and self._recorder.knows(args[0]):
+        is_known = function in _READERS or function in _DEVICE_GETTERS or function in _ADDRESSES
+        if is_known and not self._recorder.is_running and args and self._recorder.knows(args[0]):
             if function in _DEVICE_GETTERS:
                 return _DEVICE_GETTERS[function](self._recorder.find_device(args[0]))
-            args = (self._recorder.read(args[0]), *args[1:])
+            if function in _ADDRESSES:
+                self._recorder.refuse(f"asks for the memory of a tensor ({function.__name__})")
+            with _disable_current_modes():
+                values = self._recorder.read(args[0]).requires_grad_(args[0].requires_grad)
+            args = (values, *args[1:])
         return function(*args, **(kwargs or {}))

@@ -156,12 +156,12 @@ class Tape:
             is_leaf=lambda item: isinstance(item, Slot),
         )
         if operation.is_draw:
-            torch.manual_seed(self._find_seed(number))
+            torch.manual_seed(self.find_seed(number))
         results, _ = tree_flatten(operation.function(*args, **named))
         for place, slot in operation.results.items():
             storages.keep(slot, results[place])
 
-    def _find_seed(self, number: int) -> int:
+    def find_seed(self, number: int) -> int:
         """Return the seed of a draw; one that was read while the module was built has its number for a name."""
         name = self.draw_names.setdefault(number, f"{self.seed} draw {number}")
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
