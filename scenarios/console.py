@@ -2,12 +2,15 @@
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwise.simulator.files import escape_text
+from meshwise.simulator.units import format_count
 
 if TYPE_CHECKING:
     from meshwise.scenarios.scenario import Scenario
@@ -60,6 +63,23 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         label, *values = row
         line = [f"{label:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(values, widths[1:], strict=True))]
         print("  ".join(line).rstrip())
+
+
+LISTED = 16
+"""Largest number of hosts whose commands are printed."""
+
+
+def tell_hosts(script: Path, nodes: int, processes: int, first_host: str, *, as_json: bool) -> None:
+    """Print the command that each of several hosts runs: a script with the number of the host."""
+    commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(nodes)]
+    if as_json:
+        emit({"nodes": nodes, "processes": processes, "script": str(script), "commands": commands})
+        return
+    print(f"{format_count(nodes, 'host')}, {format_count(processes, 'rank')} on each; host 0 is {first_host}")
+    for index, command in list(enumerate(commands))[:LISTED]:
+        print(f"host {index}: {command}")
+    if nodes > LISTED:
+        print(f"... and so on to host {nodes - 1}")
 
 
 class Ticker:

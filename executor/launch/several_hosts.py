@@ -11,12 +11,15 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from meshwise.executor.job import Job, metrics_file, result_file
 from meshwise.executor.launch.launcher import ExecutionError, clear_folder
 from meshwise.executor.launch.run import VERIFY, Run, collect_run
 from meshwise.executor.recording.rank_files import describe_first_failure, parse_operation, read_beat, read_errors
 
+WORKER = "meshwise.executor.launch.worker"
+"""The module that runs the jobs of the executor's own models."""
 DEFAULT_PORT = 29500
 """torchrun's default port."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:%-]*[A-Za-z0-9])?|::1?")
@@ -87,16 +90,24 @@ class ExpandedWord(str):
 
 
 def build_torchrun(
-    num_nodes: int, processes: int, node_rank: str, master: str, port: int, jobs: Sequence[str]
+    num_nodes: int,
+    processes: int,
+    node_rank: str,
+    master: str,
+    port: int,
+    jobs: Sequence[str],
+    worker: str = WORKER,
 ) -> tuple[str, ...]:
     """Return the words of a ``torchrun`` command for one host, which runs jobs in order; hosts meet at ``master``.
+
+    ``worker`` is the module that a rank runs with the files of the jobs.
 
     Ranks follow hosts in order, ``processes`` on each, so that a plan's innermost groups stay on one host. torchrun's
     static rendezvous keeps that order, its dynamic one does not.
     """
     size_options = ("--nnodes", str(num_nodes), "--node-rank", node_rank, "--nproc-per-node", str(processes))
     address_options = ("--master-addr", master, "--master-port", str(port))
-    return ("torchrun", *size_options, *address_options, "-m", "meshwise.executor.launch.worker", *jobs)
+    return ("torchrun", *size_options, *address_options, "-m", worker, *jobs)
 
 
 def format_command(words: Iterable[str]) -> str:
@@ -138,10 +149,17 @@ def require_processes(num_ranks: int, processes: int) -> None:
         raise ValueError(f"processes: {rule}, {counts_text}; nearest: {nearest}")
 
 
-def prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
+class HostJob(Protocol):
+    """A job that ranks on other hosts read from a folder that all hosts share."""
+
+    def write(self, folder: Path) -> Path:
+        """Write the job into a folder and return its file."""
+
+
+def prepare_hosts(jobs: Sequence[tuple[HostJob, Path]], hosts: Hosts, worker: str = WORKER) -> Path:
     """Write the jobs, and the script that each host runs with its number, from 0; return the path of the script.
 
-    ``ValueError`` where the port of the rendezvous is busy.
+    ``worker`` is the module that a rank runs. ``ValueError`` where the port of the rendezvous is busy.
     """
     hosts.rendezvous.require_free()
     # a verification of an earlier run in this folder would be collected with this one
@@ -151,10 +169,8 @@ def prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts) -> Path:
         clear_folder(folder)
     paths = [str(job.write(folder).resolve()) for job, folder in jobs]
     script = jobs[0][1] / SCRIPT
-    rendezvous = hosts.rendezvous
-    line = format_command(
-        build_torchrun(hosts.nodes, hosts.processes, ExpandedWord('"$1"'), rendezvous.host, rendezvous.port, paths)
-    )
+    host, port = hosts.rendezvous.host, hosts.rendezvous.port
+    line = format_command(build_torchrun(hosts.nodes, hosts.processes, ExpandedWord('"$1"'), host, port, paths, worker))
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in ENVIRONMENT.items())
     script.write_text(
         f'#!/bin/sh\n: "${{1:?the number of this host, from 0 to {hosts.nodes - 1}}}"\n{exports}exec {line}\n'

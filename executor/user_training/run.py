@@ -1,6 +1,7 @@
 """Trains a user's file on this host under a layout, one process a rank, and returns what was measured."""
 
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from meshwise.executor.device import require_device
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks, require_torch
 from meshwise.executor.launch.run import compute_typical_time
-from meshwise.executor.recording.rank_files import UserError, read_errors
+from meshwise.executor.launch.several_hosts import SCRIPT, Hosts, prepare_hosts
+from meshwise.executor.recording.rank_files import UserError, describe_first_failure, read_errors
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file
 from meshwise.executor.user_training.log import Progress, StepReader, StepRow, log_rows, require_tensorboard
 from meshwise.executor.user_training.stopping import StoppedError, StopRequest
@@ -143,6 +145,51 @@ def train(
     return _collect(job, folder, first_step, rows, difference)
 
 
+def prepare_training(job: TrainJob, folder: Path, hosts: Hosts, *, replace_run: bool = False) -> Path:
+    """Write the job of several hosts, which share a folder, and return the script that each runs with its number.
+
+    Raises
+    ------
+    ValueError
+        Where the checkpoint does not serve, the folder has another run, or the port of the rendezvous is busy.
+    """
+    _prepare_folder(job, folder, replace_run=replace_run)
+    return prepare_hosts([(job, folder)], hosts, WORKER)
+
+
+def collect_training(folder: Path, progress: Progress | None = None, *, has_board: bool = False) -> TrainRun:
+    """Return what the ranks of several hosts left in a folder, and write ``metrics.jsonl`` there.
+
+    Raises
+    ------
+    ValueError
+        Where the folder has no run.
+    ExecutionError
+        Where a rank failed or has not finished, or none has begun.
+    """
+    path = folder / "job.json"
+    if not path.exists():
+        raise ValueError(f"{folder}: the folder of a run has a job.json; `meshwise train --rendezvous` writes it")
+    job = TrainJob.read(path)
+    num_ranks = job.layout.num_ranks
+    reader = StepReader(folder, num_ranks, job.layout.data_ranks)
+    reader.read_on()
+    rows = reader.rows
+    if read_errors(folder, num_ranks):
+        _require_no_user_error(folder, num_ranks)
+        raise ExecutionError(describe_first_failure(folder, num_ranks))
+    if not all(facts_file(folder, rank).exists() for rank in range(num_ranks)):
+        if not rows:
+            script = shlex.quote(str(folder / SCRIPT))
+            raise ExecutionError(f"{folder}: no step is done; run `sh {script} NUMBER` on each host, then collect")
+        progress_text = f"{rows[-1].step + 1} of {job.steps} steps are done"
+        raise ExecutionError(f"{folder}: {progress_text}; a run that was stopped goes on with --resume --rendezvous")
+    log_row = log_rows(folder, rows[0].step, progress, has_board=has_board)
+    for row in rows:
+        log_row(row)
+    return _collect(job, folder, rows[0].step, rows, None)
+
+
 def find_first_step(folder: Path, *, resume: bool, replace_run: bool) -> int:
     """Return the steps that a run in a folder goes on from.
 
@@ -186,9 +233,7 @@ def _launch(
         try:
             launch_ranks(WORKER, [str(path.resolve())], folder, job.layout.num_ranks, timeout=job.timeout, poll=poll)
         except ExecutionError as error:
-            failures = sorted(read_errors(folder, job.layout.num_ranks).values(), key=lambda failure: failure.time)
-            if failures and failures[0].user_text:
-                raise UserError(failures[0].user_text) from error
+            _require_no_user_error(folder, job.layout.num_ranks)
             if job.layout.zero and MISMATCH in str(error):
                 cause = "ranks ran different parts of the module, which the first batch had not shown"
                 raise ExecutionError(f"{cause}; nearest: zero=0. {error}") from error
@@ -207,6 +252,13 @@ def _launch(
         "the same command with --resume goes on",
         number,
     )
+
+
+def _require_no_user_error(folder: Path, num_ranks: int) -> None:
+    """Raise the first failure of a rank where the user's file, data or options must mend it."""
+    failures = sorted(read_errors(folder, num_ranks).values(), key=lambda failure: failure.time)
+    if failures and failures[0].user_text:
+        raise UserError(failures[0].user_text)
 
 
 def _collect(

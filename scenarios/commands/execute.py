@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +29,13 @@ from meshwise.scenarios.commands.loading import load_scenario, tell_usual_loads
 from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.run_report import follow, tell_run, to_json, write_run
-from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, print_rows, print_table
+from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, print_rows, print_table, tell_hosts
 from meshwise.scenarios.files.results import make_folder, write
 from meshwise.scenarios.fitting import explain_unfit_plan
 from meshwise.scenarios.inputs.cluster_file import write_cluster
 from meshwise.scenarios.interchange.targets import EXECUTE
 from meshwise.scenarios.scenario import Scenario
-from meshwise.simulator.units import format_count, format_time
+from meshwise.simulator.units import format_time
 from meshwise.strategies.plan.plan import Plan
 
 
@@ -222,10 +221,6 @@ def _describe_leftovers(target: Path | None) -> str:
     return f"the steps that were done are in {metrics_log(target)}{checkpoint}"
 
 
-LISTED = 16
-"""Largest number of hosts whose commands are printed."""
-
-
 def _spread_ranks(
     value: Scenario,
     processes: int | None,
@@ -266,16 +261,7 @@ def _prepare_hosts(jobs: Sequence[tuple[Job, Path]], hosts: Hosts, *, as_json: b
     """Write jobs into their folders and print the command of every host."""
     with lock_folder(jobs[0][1]):
         script = prepare_hosts(jobs, hosts)
-    commands = [f"sh {shlex.quote(str(script.resolve()))} {index}" for index in range(hosts.nodes)]
-    if as_json:
-        emit({"nodes": hosts.nodes, "processes": hosts.processes, "script": str(script), "commands": commands})
-        return
-    summary = f"{format_count(hosts.nodes, 'host')}, {format_count(hosts.processes, 'rank')} on each"
-    print(f"{summary}; host 0 is {hosts.rendezvous.host}")
-    for index, command in list(enumerate(commands))[:LISTED]:
-        print(f"host {index}: {command}")
-    if hosts.nodes > LISTED:
-        print(f"... and so on to host {hosts.nodes - 1}")
+    tell_hosts(script, hosts.nodes, hosts.processes, hosts.rendezvous.host, as_json=as_json)
 
 
 def _collect_run(value: Scenario, folder: Path) -> Run:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwise.executor.device import CUDA, check_device, count_gpus
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous
 from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.commands.train_report import Follower, tell_run
-from meshwise.scenarios.console import Ticker, note
+from meshwise.scenarios.console import Ticker, note, tell_hosts
 from meshwise.scenarios.files.results import make_folder
 
 if TYPE_CHECKING:
@@ -58,8 +59,20 @@ def train(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default those of the plan, else up to one a core or GPU.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes; by default those of the plan, else up to one a core or GPU. With --rendezvous those of a "
+            "host.",
+        ),
     ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
+    ] = False,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step, instead of BATCH of the file.")] = None,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}; bf16 has fp32 main weights.")] = "fp32",
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, where the file has no optimizer.")] = 1e-3,
@@ -84,23 +97,31 @@ def train(
 ) -> None:
     """Train your own module on your own data: data parallelism, ZeRO, recompute, pipelines, cut operators.
 
-    Without a plan one is searched for.
+    Without a plan one is searched for. On several hosts, which share FILE.py and the folder --out: once with
+    --rendezvous, then on every host what that prints, and in the end once with --collect.
     """
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.user_training.job import TrainJob
-    from meshwise.executor.user_training.run import find_first_step  # so that help works without torch
+    from meshwise.executor.user_training.run import (  # so that help works without torch
+        find_first_step,
+        prepare_training,
+    )
     from meshwise.executor.user_training.run import train as run_training
     from meshwise.executor.user_training.stopping import StoppedError
     from meshwise.scenarios.module_plans.plan_files import write_plan
-    from meshwise.scenarios.module_plans.planning import plan_run
+    from meshwise.scenarios.module_plans.planning import count_processes, plan_run
 
+    if collect:
+        collect_hosts(Path(out), is_preparing=rendezvous is not None, has_board=tensorboard, as_json=as_json)
+        return
     if precision not in PRECISIONS:
         raise ValueError(f"--precision: {', '.join(PRECISIONS)}, met {precision}; nearest: bf16")
     if not learning_rate > 0 or (clip is not None and not clip > 0):
         raise ValueError(f"--learning-rate and --clip are above 0, met {learning_rate:g} and {clip}")
     path, texts = _find_source(files or [], hf, text or [], sequence, evaluation_text)
-    check_device(device)
-    layout = _read_layout(plan, processes, device)
+    if rendezvous is None:
+        check_device(device)
+    layout = _read_layout(plan, None if rendezvous else processes, device)
     target = make_folder(out)
     find_first_step(target, resume=resume, replace_run=replace)  # told before anything is measured
     job = TrainJob(
@@ -121,6 +142,14 @@ def train(
         from meshwise.executor.user_training.pretrained import prepare_job
 
         job = prepare_job(job, texts, evaluation_text or [], sequence, target)
+    if rendezvous is not None:
+        if layout is None or verify:
+            met = "--verify" if verify else "no --plan"
+            raise ValueError(f"--rendezvous: several hosts run a plan that is known, compared on one host, met {met}")
+        hosts = Hosts.from_ranks(layout.num_ranks, processes or count_processes(device), Rendezvous.parse(rendezvous))
+        script = prepare_training(choose_cuts_of_job(job), target, hosts, replace_run=replace)
+        tell_hosts(script, hosts.nodes, hosts.processes, hosts.rendezvous.host, as_json=as_json)
+        return
     ticker = Ticker()
     try:
         planned = plan_run(job, layout=layout, processes=processes, calibrates=calibrate, report=ticker)
@@ -143,6 +172,17 @@ def train(
     finally:
         ticker.clear()
     tell_run(run, planned, as_json=as_json)
+
+
+def collect_hosts(folder: Path, *, is_preparing: bool, has_board: bool, as_json: bool) -> None:
+    """Print the run that the ranks of several hosts left in a folder."""
+    from meshwise.executor.user_training.run import collect_training
+    from meshwise.scenarios.module_plans.planning import PlannedRun
+
+    if is_preparing:
+        raise ValueError("--rendezvous comes before a run and --collect after it, met both")
+    run = collect_training(folder, has_board=has_board)
+    tell_run(run, PlannedRun(run.job.layout), as_json=as_json)
 
 
 def _find_source(

@@ -131,6 +131,18 @@ def test_the_fuzzer_sees_what_is_written_what_is_slow_and_what_grows(
     assert made.stdout == "memory\n"
 
 
+@pytest.mark.parametrize(("seconds", "kinds"), [((0.04, 0.0), []), ((0.04, 0.04), ["slow"])])
+def test_an_input_is_slow_where_it_is_slow_again(
+    seconds: tuple[float, float], kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports and a busy machine make one reading slow."""
+    monkeypatch.setattr(watch, "SECONDS", 0.02)
+    remaining = list(seconds)
+    parser = Parser(lambda _: lambda content: compute(remaining.pop(0)), Numbers, (ValueError,))
+    report = fuzz("numbers", parser, 1, 0, tmp_path)
+    assert [found.kind for found, _ in report.failures.values()] == kinds
+
+
 def test_an_input_is_that_of_its_seed_and_number() -> None:
     first, again = (input_of("plan", PARSERS["plan"], 7) for _ in range(2))
     assert [first(index) for index in range(20)] == [again(index) for index in reversed(range(20))][::-1]

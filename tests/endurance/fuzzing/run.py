@@ -63,6 +63,9 @@ def fuzz(
             told(index)
         content = made(index)
         found, accepted, seconds = failure(read, content, parser.errors, folder)
+        if found is not None and found.kind == "slow":
+            # first imports and a busy machine make a reading slow once; the input is slow where it is slow again
+            found, accepted, seconds = failure(read, content, parser.errors, folder)
         report.inputs += 1
         report.accepted += accepted
         report.slowest = max(report.slowest, seconds)

@@ -1,17 +1,14 @@
 """Runs of several hosts: two network namespaces of this machine with a wire between them, and a torchrun in each."""
 
 import json
-import os
-import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+from host_pairs import require_namespaces, run_two_hosts
 from tiny_jobs import job
 
 from meshwise.executor.launch.launcher import ExecutionError
@@ -19,34 +16,13 @@ from meshwise.executor.launch.run import VERIFY, build_verification_job
 from meshwise.executor.launch.several_hosts import Hosts, Rendezvous, prepare_hosts, read_run, require_processes
 from meshwise.executor.recording.rank_files import Place, describe_lost_host, heartbeat_file
 
-ROOT = Path(__file__).parents[3]
-TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
-NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--uts", "--pid", "--mount-proc", "--kill-child", "bash"]
 
-
-def _two_hosts(*arguments: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "GLOO_SOCKET_IFNAME"} | {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [*NAMESPACES, str(TWO_HOSTS), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> None:
-    tools = [tool for tool in ("unshare", "nsenter", "ip", "torchrun") if shutil.which(tool) is None]
-    if tools == ["torchrun"] and Path(sys.executable).with_name("torchrun").exists():
-        tools = []
-    if tools or (failed := _two_hosts()).returncode:
-        pytest.skip(f"needs network namespaces: {', '.join(tools) or failed.stderr.strip()}")
-
-
-def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path: Path) -> None:
+def test_two_hosts_compute_what_one_process_computes(tmp_path: Path) -> None:
+    require_namespaces()
     run = replace(job(precision="fp32", data=2, timeout=200.0), steps=2, dump=False, profile=True)
     jobs = [(run, tmp_path), (build_verification_job(run), tmp_path / VERIFY)]
     script = prepare_hosts(jobs, Hosts.from_ranks(2, 1, Rendezvous("a", 29517)))
-    done = _two_hosts(script)
+    done = run_two_hosts(script)
     assert done.returncode == 0, Path(f"{script}.a.log").read_text()[-2000:]
     found, measured = read_run(tmp_path)
     assert found == run
@@ -56,10 +32,11 @@ def test_two_hosts_compute_what_one_process_computes(namespaces: None, tmp_path:
     assert places == [{"host": "a", "address": "10.77.0.1"}, {"host": "b", "address": "10.77.0.2"}]
 
 
-def test_lost_host_is_named(namespaces: None, tmp_path: Path) -> None:
+def test_lost_host_is_named(tmp_path: Path) -> None:
+    require_namespaces()
     run = replace(job(data=2, timeout=200.0), steps=100_000)
     script = prepare_hosts([(run, tmp_path)], Hosts.from_ranks(2, 1, Rendezvous("a", 29517)))
-    assert _two_hosts(script, tmp_path / "rank-1.jsonl").returncode != 0
+    assert run_two_hosts(script, tmp_path / "rank-1.jsonl").returncode != 0
     named = "rank 0 on host a failed first: "
     gone = "host b (10.77.0.2), which has the rank 1, closed its connection"
     [line] = {each for each in Path(f"{script}.a.log").read_text().splitlines() if each.startswith(named)}

@@ -7,12 +7,15 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from host_pairs import require_namespaces, run_two_hosts
 
+from meshwise.executor.launch.launcher import ExecutionError
+from meshwise.executor.launch.several_hosts import Hosts, Rendezvous
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.recording.weight_files import read_weights
-from meshwise.executor.user_training.job import TrainJob
-from meshwise.executor.user_training.run import TrainRun, train
+from meshwise.executor.user_training.job import TrainJob, metrics_file
+from meshwise.executor.user_training.run import TrainRun, collect_training, prepare_training, train
 from meshwise.strategies.plan.recomputation import Recompute
 
 ZOO = Path(__file__).parent / "zoo.py"
@@ -127,3 +130,32 @@ def test_bf16_has_main_weights_in_fp32_and_moves_them_alike(tmp_path: Path, monk
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
         assert narrow.losses == pytest.approx(exact.losses, rel=2e-2)
         assert narrow.losses[-1] < narrow.losses[0]
+
+
+def test_two_hosts_train_what_one_host_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_namespaces()
+    monkeypatch.setenv("KIND", "tied")
+    job = TrainJob(str(ZOO), ModuleLayout(2, zero=2), steps=3, checkpoint_every=2)
+    script = prepare_training(job, tmp_path, Hosts.from_ranks(2, 1, Rendezvous("a", 29519)))
+    result = run_two_hosts(script)
+    assert result.returncode == 0, Path(f"{script}.a.log").read_text()[-2000:]
+    far = collect_training(tmp_path)
+    near = train(job, tmp_path / "near")
+    assert far.losses == near.losses
+    for name, values in read_weights(near.weights).items():
+        assert torch.equal(values, read_weights(far.weights)[name])
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
+
+
+def test_a_run_of_hosts_that_is_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a job\.json; `meshwise train --rendezvous` writes it"):
+        collect_training(tmp_path)
+    job = TrainJob(str(ZOO), ModuleLayout(2), steps=3)
+    prepare_training(job, tmp_path, Hosts.from_ranks(2, 1, Rendezvous("elsewhere.invalid")))
+    with pytest.raises(ExecutionError, match=r"no step is done; run `sh .*host\.sh NUMBER` on each host"):
+        collect_training(tmp_path)
+    line = '{"step": 0, "loss": 1.0, "seconds": 1.0, "samples": 4, "tokens": null, "learning_rate": 0.1}\n'
+    for rank in range(2):
+        metrics_file(tmp_path, rank).write_text(line)
+    with pytest.raises(ExecutionError, match="1 of 3 steps are done; a run that was stopped goes on with --resume"):
+        collect_training(tmp_path)

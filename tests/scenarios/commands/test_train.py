@@ -69,9 +69,32 @@ def test_a_searched_plan_runs_beside_its_prediction_and_is_read_again(
     assert "predicted step time" in text and "predicted memory" in text
 
 
+def test_a_run_of_several_hosts_is_prepared_and_collected(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--plan", "data=4,zero=1", "--rendezvous", "node0.invalid:29501", "--processes", "2", "--out", "far"]
+    assert run(["train", file, *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["nodes"] == 2 and document["commands"][1].endswith("far/host.sh 1")
+    script = Path("far/host.sh").read_text()
+    assert "--nnodes 2" in script and "meshwise.executor.user_training.worker" in script
+    assert json.loads(Path("far/job.json").read_text())["layout"]["data"] == 4
+    assert run(["train", "--collect", "--out", "far"]) == 1
+    assert "no step is done; run `sh far/host.sh NUMBER` on each host" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["mine.py", "--rendezvous", "node0"],
+            "several hosts run a plan that is known, compared on one host, met no --plan",
+        ),
+        (["mine.py", "--plan", "data=2", "--verify", "--rendezvous", "node0"], "compared on one host, met --verify"),
+        (
+            ["mine.py", "--plan", "data=3", "--processes", "2", "--rendezvous", "node0.invalid"],
+            "met 2 processes of 3 ranks; nearest: 1",
+        ),
+        (["--collect", "--rendezvous", "node0"], "--rendezvous comes before a run and --collect after it, met both"),
+        (["--collect", "--out", "empty"], "the folder of a run has a job.json"),
         (["mine.py", "other.py"], "one FILE.py, or --hf FOLDER --text FILES, met 2 files"),
         (["mine.py", "--sequence", "8"], "are of a model, met no --hf FOLDER"),
         (
