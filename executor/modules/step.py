@@ -90,6 +90,7 @@ class TrainingStep:
         The seed of random draws in forward, such as dropout: each rank and step has draws of its own.
 
     ``step_number`` counts the steps that are done, and ``learning_rate`` is that of the last one, in its first group.
+    ``whole_reason`` says why a rank that keeps parts of a module has had the whole in memory; empty where it had not.
     """
 
     cuts_operators = False
@@ -118,6 +119,7 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
+        self.whole_reason = ""
         self._values: FirstValues | None = None
         module = compile_in_place(self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module))
         self.module = module.to(self.device) if self._values is None else move_present(module, self.device)
@@ -252,8 +254,13 @@ class TrainingStep:
         if obstacle is None and isinstance(start, DeferredModule):
             self._values = start.values
             return start.module
-        tell_whole(obstacle or "")
+        self._begin_whole(obstacle or "")
         return start.build()
+
+    def _begin_whole(self, reason: str) -> None:
+        """Say why this rank has the whole module in memory, if there are words for it."""
+        self.whole_reason = reason
+        tell_whole(reason)
 
     @property
     def _keeps_parts(self) -> bool:
@@ -296,7 +303,7 @@ class TrainingStep:
     def _fill(self) -> None:
         """Give all parameters that are not yet there their values, whole."""
         if self._values is not None:
-            tell_whole("its forward on the first batch needs values to know what it runs")
+            self._begin_whole("its forward on the first batch needs values to know what it runs")
             fill_parameters(self.module, self._values)
             self.module.to(self.device)
             self._values = None

@@ -90,7 +90,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     _require_evaluation(job, user_file)
     heartbeat.beat("model")
     step = build_step(job, user_file, accelerator.device)
-    facts = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
+    facts: dict[str, Any] = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
     checkpoints = folder / CHECKPOINTS
     first_step = step.load(checkpoints) if job.resume else 0
     if first_step >= job.steps:
@@ -138,6 +138,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
+    facts |= {"whole": step.whole_reason} if isinstance(step, TrainingStep) else {}
     copies = {"copies": digest_copies(unwrap(step.module), step.states_by_parameter)} if job.is_trial else {}
     facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
 
