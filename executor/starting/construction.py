@@ -191,6 +191,7 @@ def _fill_others(recorder: Recorder, parameter_ids: frozenset[int], parameter_st
     if len(set(parameter_storages)) < len(parameter_storages):
         raise UnrecordableError("two parameters share memory")
     others = [tensor for tensor in _list_live(recorder) if id(tensor) not in parameter_ids]
+    others.sort(key=Tensor._is_view, reverse=True)  # a view holds what it is a view of, which torch then does not swap
     storages: dict[int, Tensor] = {}
     for tensor in others:
         slot = recorder.find_slot(tensor)

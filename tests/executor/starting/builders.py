@@ -60,6 +60,9 @@ def replace_data(module: nn.Linear, neighbour: nn.Linear) -> None:
 def add_buffer(module: nn.Linear, neighbour: nn.Linear) -> None:
     module.register_buffer("table", torch.outer(torch.arange(4.0), torch.arange(3.0)).sin())
     module.register_buffer("noise", torch.randn(5), persistent=False)
+    rows, columns = torch.tril_indices(4, 4)
+    module.register_buffer("rows", rows)
+    module.register_buffer("columns", columns)
 
 
 def initialise(function: Callable[..., Any], module: nn.Linear, neighbour: nn.Linear) -> None:
