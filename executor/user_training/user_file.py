@@ -41,6 +41,8 @@ class UserFile:
         ``BATCH``, the samples of a step.
     save_beside
         Writes what belongs to the weights into their folder, such as a tokenizer.
+    start
+        Starts the module of a seed otherwise than by recording ``model``.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class UserFile:
     evaluation_data: Callable[..., Any] | None = None
     batch: int | None = None
     save_beside: Callable[[Path], None] | None = None
+    start: Callable[[int], Start] | None = None
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
@@ -61,6 +64,8 @@ class UserFile:
 
     def start_model(self, seed: int) -> Start:
         """Return the module of `build_model`, without the memory of its parameters where it can be built so."""
+        if self.start is not None:
+            return self.start(seed)
         return start_module(lambda: self._run_model(seed), seed)
 
     def _run_model(self, seed: int) -> nn.Module:
