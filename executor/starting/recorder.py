@@ -229,15 +229,10 @@ class Recorder(TorchDispatchMode):
         }
         if name in _EMPTY or not (writes or new_slots):
             return result  # a view, or no values yet
-        overwritten = None
-        if name in _OVERWRITING and mutated and self._is_whole(mutated[0]):
-            target = self.find_slot(mutated[0]).storage
-            overwritten = target if all(slot.storage != target for slot in read_slots[1:]) else None
-        reads = frozenset(slot.storage for slot in read_slots)
-        if overwritten is not None:
-            reads -= {overwritten}
+        overwrites = name in _OVERWRITING and self._is_whole(mutated[0])
+        reads = frozenset(slot.storage for slot in read_slots[overwrites:])
         is_draw = torch.Tag.nondeterministic_seeded in function.tags
-        self.tape.add(Operation(function, arguments, reads, writes, new_slots, is_draw, overwritten))
+        self.tape.add(Operation(function, arguments, reads, writes, new_slots, is_draw))
         return result
 
     def _find_new_device(self, kwargs: Any, tensors: list[Tensor]) -> torch.device:

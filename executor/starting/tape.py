@@ -39,13 +39,11 @@ class Operation:
     arguments
         Positional and named arguments, with slots in the place of tensors.
     reads, writes
-        Storages that it reads or changes; new ones are not among them.
+        Storages that it reads or changes; new ones are not among them. One that it changes in part it reads too.
     results
         Its new tensors, by their place among all that it returns.
     is_draw
         Whether it draws random numbers.
-    overwrites
-        The storage of which it replaces all values, without reading them.
     """
 
     function: Callable[..., Any] | None
@@ -54,7 +52,6 @@ class Operation:
     writes: frozenset[int]
     results: Mapping[int, Slot]
     is_draw: bool = False
-    overwrites: int | None = None
     constant: Tensor | None = None
 
     @property
@@ -95,15 +92,10 @@ class Tape:
         pending = [(storage, len(self.operations))]
         while pending:
             current, end = pending.pop()
-            for number in reversed(self._writers.get(current, ())):
-                if number >= end:
-                    continue
-                operation = self.operations[number]
-                if number not in found:
-                    found.add(number)
-                    pending += [(source, number) for source in operation.reads]
-                if operation.overwrites == current:
-                    break
+            number = next((number for number in reversed(self._writers.get(current, ())) if number < end), None)
+            if number is not None and number not in found:
+                found.add(number)
+                pending += [(source, number) for source in self.operations[number].reads]
         return sorted(found)
 
     def name_draws(self, name: str, storage: int) -> None:

@@ -24,6 +24,12 @@ def copy_weight(module: nn.Linear, neighbour: nn.Linear) -> None:
 
 
 @torch.no_grad()
+def copy_itself(module: nn.Linear, neighbour: nn.Linear) -> None:
+    module.weight.copy_(module.weight)
+    module.bias.fill_(module.bias[0])
+
+
+@torch.no_grad()
 def scale_by_norm(module: nn.Linear, neighbour: nn.Linear) -> None:
     module.weight.div_(float(module.weight.norm()))
     if module.weight.max() > neighbour.weight.min():
@@ -76,6 +82,7 @@ INITS: dict[str, Callable[[nn.Linear, nn.Linear], None]] = {
     "sparse": partial(initialise, partial(nn.init.sparse_, sparsity=0.3)),
     "identity": partial(initialise, nn.init.eye_),
     "copied": copy_weight,
+    "itself": copy_itself,
     "scaled": scale_by_norm,
     "parts": write_parts,
     "read": add_read,
