@@ -4,7 +4,7 @@ All ranks measure the same thing at the same time, so that they share memory, ca
 Every figure is the median of its repetitions; collectives have the mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
@@ -94,25 +94,30 @@ def measure_median(run: Run, share: float) -> float:
     return median(measure_times(run, share))
 
 
-def measure_mean(run: Run, share: float) -> float:
+def measure_mean(run: Run, share: float, most: int = REPETITIONS[1]) -> float:
     """Return the mean seconds of ``run`` after some work that ranks do not end at the same moment.
 
     A training step reaches a collective in the same way, and pays for the wait and for waking up as well. It is the
     mean and not the median, because a step is a sum of many collectives.
     """
     a = torch.ones(PAUSE_SIZE, PAUSE_SIZE)
-    return fmean(measure_times(run, share, interlude=lambda: a @ a))
+    return fmean(measure_times(run, share, interlude=lambda: a @ a, most=most))
 
 
-def measure_times(run: Run, share: float, interlude: Run = lambda: None, least: int = REPETITIONS[0]) -> list[float]:
-    """Return the seconds of every run of several that take about ``share`` seconds, ``least`` at least."""
+def measure_times(
+    run: Run,
+    share: float,
+    interlude: Run = lambda: None,
+    least: int = REPETITIONS[0],
+    most: int = REPETITIONS[1],
+) -> list[float]:
+    """Return the seconds of every run of several that take about ``share`` seconds, ``least`` to ``most`` of them."""
     run()
     dist.barrier()
     start = perf_counter()
     run()
-    min_runs, max_runs = least, REPETITIONS[1]
     # all ranks repeat as often as rank 0: a collective needs every one of them
-    num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), min_runs), max_runs))
+    num_runs = torch.tensor(min(max(int(share / (perf_counter() - start + 1e-9)), least), most))
     dist.broadcast(num_runs, 0)
     times = []
     for _ in range(int(num_runs)):
@@ -277,7 +282,9 @@ KINDS: dict[str, Callable[[], Run]] = {
 }
 
 
-def measure_collectives(size: int, measure: Measure, device: str = "cpu") -> list[tuple[str, int, int, float]]:
+def measure_collectives(
+    size: int, measure: Measure, device: str = "cpu", messages: Sequence[int] = MESSAGES
+) -> list[tuple[str, int, int, float]]:
     """Return (collective, ranks, bytes, seconds), measured in all groups of ``size`` neighbouring ranks at once.
 
     Ranks outside these groups only take part in the barriers.
@@ -288,7 +295,7 @@ def measure_collectives(size: int, measure: Measure, device: str = "cpu") -> lis
     groups = [dist.new_group(list(range(first_rank, first_rank + size))) for first_rank in first_ranks]
     is_member = rank // size < len(groups)
     rows = []
-    for nbytes in MESSAGES:
+    for nbytes in messages:
         runs = build_runs(groups[rank // size], size, nbytes // ELEMENT_BYTES, device) if is_member else {}
         for name in ("all_reduce", "all_gather", "reduce_scatter", *(["p2p"] if size == 2 else [])):
             seconds = measure(runs.get(name, _do_nothing))

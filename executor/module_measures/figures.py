@@ -150,3 +150,8 @@ class ModuleFigures:
 def figures_file(folder: Path, rank: int) -> Path:
     """Return the path of the figures of a rank."""
     return folder / f"rank-{rank}.figures"
+
+
+def start_file(folder: Path) -> Path:
+    """Return the path of the file whose presence has ranks begin to measure."""
+    return folder / "start-measuring"

@@ -2,13 +2,17 @@
 
 import sys
 from contextlib import redirect_stdout
+from functools import cached_property
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from meshwise.executor.capture.capture import capture, format_error
-from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, map_tensors, select_samples
+from meshwise.executor.cut_modules.captures import take_tensors
+from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, select_samples
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
+from meshwise.executor.modules.quiet import keep_quiet
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile
@@ -37,34 +41,39 @@ class FirstBatch:
         """Tokens of a step on all ranks; ``None`` where the data are none."""
         return count_tokens(self.batch)
 
-    def capture(self) -> OperatorGraph:
-        """Return the operator graph of the module with its loss.
-
-        Raises
-        ------
-        ValueError
-            Where it cannot be captured, with the reason.
-        """
+    @cached_property
+    def has_weight(self) -> bool:
+        """Whether the loss is a pair (sum, weight)."""
         with redirect_stdout(sys.stderr):
-            try:
-                module = self.user_file.build_model(self.job.seed)
-                samples = select_samples(self.batch, 0, min(self.samples, CAPTURED_SAMPLES))
-                wrapped = _LossModule(module, samples, self.user_file.loss)
-                return capture(wrapped, list_tensors(samples), "module").graph
-            except ValueError:
-                raise
-            except Exception as error:  # torch.export and the user's own code raise anything
-                raise ValueError(format_error(error)) from error
+            return has_weighted_loss(self.user_file.build_model(self.job.seed), self.batch, self.user_file.loss)
+
+    def capture(self) -> OperatorGraph:
+        """Return the operator graph of the module with its loss, as `capture_graph` does."""
+        with redirect_stdout(sys.stderr):
+            module = self.user_file.build_model(self.job.seed)
+            return capture_graph(module, self.batch, self.user_file.loss)
 
 
-class _LossModule(nn.Module):
-    """A module that takes the tensors of a batch in order and returns the loss."""
+def capture_graph(module: nn.Module, batch: Any, loss: LossFunction | None) -> OperatorGraph:
+    """Return the operator graph of a module with its loss; blocks and operators have the names of a cut module's.
 
-    def __init__(self, module: nn.Module, batch: Any, loss: LossFunction | None) -> None:
-        super().__init__()
-        self.module, self.loss, self.batch = module, loss, batch
+    Raises
+    ------
+    ValueError
+        Where it cannot be captured, with the reason.
+    """
+    try:
+        samples = select_samples(batch, 0, min(count_samples(batch), CAPTURED_SAMPLES))
+        with take_tensors(module, samples, loss):
+            return capture(module, list_tensors(samples), "module").graph
+    except ValueError:
+        raise
+    except Exception as error:  # torch.export and the user's own code raise anything
+        raise ValueError(format_error(error)) from error
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        remaining = iter(tensors)
-        batch = map_tensors(self.batch, lambda tensor: next(remaining))
-        return compute_own_loss(self.module, batch, self.loss).mean
+
+def has_weighted_loss(module: nn.Module, batch: Any, loss: LossFunction | None) -> bool:
+    """Return whether a loss is a pair (sum, weight)."""
+    samples = select_samples(batch, 0, min(count_samples(batch), CAPTURED_SAMPLES))
+    with keep_quiet(module), torch.no_grad():
+        return compute_own_loss(module, samples, loss).weight is not None

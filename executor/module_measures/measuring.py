@@ -6,6 +6,7 @@ measured apart. A prediction puts them together as the plan says.
 """
 
 import inspect
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,12 +22,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from meshwise.executor.calibration.figures import MESSAGES
 from meshwise.executor.calibration.measures import build_own_mesh, measure_collectives, measure_mean, measure_times
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.module_measures.block_clock import BlockClock
-from meshwise.executor.module_measures.figures import BlockFigures, CollectiveRow, ModuleFigures, figures_file
+from meshwise.executor.module_measures.figures import (
+    BlockFigures,
+    CollectiveRow,
+    ModuleFigures,
+    figures_file,
+    start_file,
+)
+from meshwise.executor.module_measures.source import ModuleSource, read_source
 from meshwise.executor.modules.batch_norms import normalise_globally
-from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples, to_device, to_double
+from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import list_own_units
 from meshwise.executor.modules.layout import ModuleLayout
@@ -35,16 +45,17 @@ from meshwise.executor.modules.losses import (
     list_batch_norms,
     require_mean_over_samples,
 )
-from meshwise.executor.modules.optimizers import build_optimizer, make_adamw
+from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.probe import Findings, probe
-from meshwise.executor.modules.sharding import find_precision_context
+from meshwise.executor.modules.quiet import keep_draws
+from meshwise.executor.modules.sharding import act_alone, find_precision_context
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
+from meshwise.executor.recording.private_torch import make_own_store
 from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 from meshwise.executor.user_training.job import TrainJob
-from meshwise.executor.user_training.training import load_source, next_batch, open_batches
-from meshwise.executor.user_training.user_file import UserFile
+from meshwise.executor.user_training.training import load_source
 
 FEWER = 4
 """The larger number of samples of a pass over the smaller one, where it is large enough."""
@@ -54,80 +65,88 @@ SHORTEST_RUNS = 3
 """Passes of a measurement at least."""
 LOOPS = 60
 """Steps of nothing, by which the seconds of a step besides its passes are known."""
-READINGS = 4
-"""Batches that are read to know how long one takes."""
+MOST_MESSAGES = 30
+"""Messages of a size at most: between two of them a rank computes, which takes longer than small ones."""
+WAIT = 0.02
+"""Seconds between two looks for the file that has ranks begin."""
 
 
 def measure_rank(path: Path, rank: int, seconds: float) -> None:
-    """Measure the module of a job for about ``seconds`` on this rank; figures go beside the job."""
+    """Measure the module of a job for about ``seconds`` on this rank; figures go beside the job.
+
+    It begins when the file of `start_file` is there, so that ranks can be started while their command is still busy.
+    """
     job, folder = TrainJob.read(path), path.parent
     heartbeat = Heartbeat(folder, rank)
     heartbeat.beat("start")
     accelerator, user_file = find_accelerator(job.device), load_source(job)
-    loop = measure_loop()
     with join_process_group(folder, job.timeout, accelerator):
-        measurement = Measurement(job, user_file, accelerator.device, seconds, heartbeat.beat, loop)
-        measurement.run().write(figures_file(folder, rank))
+        while not start_file(folder).exists():
+            heartbeat.beat("waiting")
+            time.sleep(WAIT)
+        heartbeat.beat("reading batches")
+        source = read_source(job, user_file, accelerator.device, rank, dist.get_world_size())
+        Measurement(source, seconds, heartbeat.beat).run().write(figures_file(folder, rank))
+
+
+def measure_module(source: ModuleSource, seconds: float) -> ModuleFigures:
+    """Return what a module takes, measured for about ``seconds`` on all ranks of this process group together.
+
+    Random draws are as before afterwards. Without a process group this process is the only rank.
+    """
+    numpy_draws, own_draws = np.random.get_state(), random.getstate()
+    is_alone = not dist.is_initialized()
+    if is_alone:
+        dist.init_process_group("gloo", store=make_own_store(), rank=0, world_size=1)
+    try:
+        with keep_draws():
+            return Measurement(source, seconds).run()
+    finally:
+        if is_alone:
+            dist.destroy_process_group()
+        np.random.set_state(numpy_draws)
+        random.setstate(own_draws)
 
 
 def measure_loop() -> float:
-    """Return the seconds of a step besides passes, optimizer and messages, by a module of one weight in one process.
-
-    A process group must not have been joined yet.
-    """
+    """Return the seconds of a step besides passes, optimizer and messages, by a module of one weight in one process."""
     module, inputs = nn.Linear(1, 1, bias=False), torch.ones(1, 1)
-    step = TrainingStep(
-        module,
-        ModuleLayout(),
-        optimizer=make_adamw(1e-3),
-        loss=lambda outputs, batch: outputs.mean(),
-        device=torch.device("cpu"),
-    )
     plain = nn.Linear(1, 1, bias=False)
     optimizer = make_adamw(1e-3)(plain)
     differences = []
-    for _ in range(LOOPS):
-        start = time.perf_counter()
-        step(inputs)
-        turn = time.perf_counter()
-        plain(inputs).mean().backward()
-        optimizer.step()
-        plain.zero_grad(set_to_none=True)
-        differences.append((turn - start) - (time.perf_counter() - turn))
+    with act_alone():
+        step = TrainingStep(
+            module,
+            ModuleLayout(),
+            optimizer=make_adamw(1e-3),
+            loss=lambda outputs, batch: outputs.mean(),
+            device=torch.device("cpu"),
+        )
+        for _ in range(LOOPS):
+            start = time.perf_counter()
+            step(inputs)
+            turn = time.perf_counter()
+            plain(inputs).mean().backward()
+            optimizer.step()
+            plain.zero_grad(set_to_none=True)
+            differences.append((turn - start) - (time.perf_counter() - turn))
     return max(median(differences[1:]), 0.0)
 
 
 class Measurement:
     """The measurement of one module, on this rank together with all others."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        user_file: UserFile,
-        device: torch.device,
-        seconds: float,
-        note: Callable[[str], None],
-        loop: float,
-    ) -> None:
-        self.loop = loop
-        self.job, self.user_file, self.device, self.seconds, self.note = job, user_file, device, seconds, note
+    def __init__(self, source: ModuleSource, seconds: float, note: Callable[[str], None] = lambda text: None) -> None:
+        self.source, self.seconds, self.note = source, seconds, note
+        self.device, self.batch = source.device, source.batch
         self.num_ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        note("reading batches")
-        batches = open_batches(job, user_file, self.rank, self.num_ranks, 0)
-        times = []
-        for number in range(READINGS):
-            start = time.perf_counter()
-            batch = next_batch(batches, user_file, number)
-            times.append(time.perf_counter() - start)
-        self.reading = median(times[1:])
-        batch = to_device(batch, device)
-        self.batch = to_double(batch) if job.precision == "fp64" else batch
 
     def run(self) -> ModuleFigures:
         """Return the figures."""
-        module = self._build()
-        blocks = list_blocks(module)
         self.note("module")
+        loop = measure_loop()
+        module = self.source.build()
+        blocks = list_blocks(module)
         findings = self._find(module, blocks)
         whole_batch = self._find_mixing(module)
         norms = list_batch_norms(module)
@@ -142,7 +161,7 @@ class Measurement:
         kept_batch = select_samples(self.batch, 0, more)
         peak = self._record_peak(partial(self._run_passes_and_keep, module, kept_batch))
         self.note("optimizer")
-        optimizer = self._build_optimizer(module)
+        optimizer = self.source.build_optimizer(module)
         update = self._measure(optimizer.step)
         state = count_bytes(
             value for states in optimizer.state.values() for value in states.values() if isinstance(value, Tensor)
@@ -158,16 +177,18 @@ class Measurement:
         whole_states = _find_whole_states(findings, blocks, trained)
         if self.num_ranks > 1:
             self.note("torch's parts for several ranks")
-            replica = self._measure_difference(self._build(), self._build_replica(findings.has_unused), more)
+            plain = self.source.build() if norms else module  # those have statistics of all ranks by now
+            replica = self._measure_difference(plain, self._build_replica(findings.has_unused), fewer)
             if not whole_states:
-                sharded = self._build_shards()
-                unit = self._measure_difference(self._build(), sharded, more) / units
-                sharded_optimizer = self._build_optimizer(sharded)
-                self._run_passes_and_keep(sharded, select_samples(self.batch, 0, more))
+                sharded = self._build_shards(blocks, findings)
+                unit = self._measure_difference(plain, sharded, fewer) / units
+                sharded_optimizer = self.source.build_optimizer(sharded)
+                self._run_passes_and_keep(sharded, kept_batch)
                 sharded_update = self._measure(sharded_optimizer.step) - update
             self.note("messages")
             reduction = self._measure(self._reduce_losses)
-            rows = self._measure_messages()
+            largest = max(count_bytes(trained), more * max((part.output for part in parts), default=0.0))
+            rows = self._measure_messages(largest)
         return ModuleFigures(
             samples=(fewer, more),
             passes=(passes[0], passes[1]),
@@ -182,9 +203,9 @@ class Measurement:
             update_launches=min(launches, update),
             update_peak=update_peak,
             state=state,
-            reading=self.reading,
-            read_samples=self._count_read_samples(),
-            loop=self.loop,
+            reading=self.source.reading,
+            read_samples=self.source.read_samples,
+            loop=loop,
             reduction=reduction,
             replica=replica,
             units=units,
@@ -196,31 +217,15 @@ class Measurement:
             collectives=tuple(rows),
         )
 
-    def _count_read_samples(self) -> int:
-        """Return the samples that a rank reads of a step: its own, or all where ranks divide what an iterable makes."""
-        data, is_own = self.user_file.open_data(self.rank, self.num_ranks)
-        has_places = hasattr(getattr(data, "dataset", data), "__getitem__") and not isinstance(data, list | tuple)
-        own_samples = count_samples(self.batch)
-        return own_samples if has_places or is_own else own_samples * self.num_ranks
-
-    def _build(self) -> nn.Module:
-        module = self.user_file.build_model(self.job.seed)
-        return module.to(self.device, torch.float64 if self.job.precision == "fp64" else None)
-
-    def _build_optimizer(self, module: nn.Module) -> Optimizer:
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        source = self.user_file.optimizer or make_adamw(self.job.learning_rate)
-        return build_optimizer(source, module, names)
-
     def _find(self, module: nn.Module, blocks: list[nn.Module]) -> Findings:
-        with find_precision_context(module, self.device, self.job.precision):
-            return probe(module, blocks, self.batch, self.user_file.loss, self.device)
+        with find_precision_context(module, self.device, self.source.precision):
+            return probe(module, blocks, self.batch, self.source.loss, self.device)
 
     def _find_mixing(self, module: nn.Module) -> str:
         try:
-            with find_precision_context(module, self.device, self.job.precision):
-                tolerance = 2e-2 if self.job.precision == "bf16" else None
-                require_mean_over_samples(module, self.batch, self.user_file.loss, tolerance)
+            with find_precision_context(module, self.device, self.source.precision):
+                tolerance = 2e-2 if self.source.precision == "bf16" else None
+                require_mean_over_samples(module, self.batch, self.source.loss, tolerance)
         except LossError as error:
             return str(error)
         return ""
@@ -238,8 +243,8 @@ class Measurement:
         return max(more // FEWER, 1 if not list_batch_norms(module) else min(more, 2)), more
 
     def _run_passes(self, module: nn.Module, batch: Any) -> None:
-        with find_precision_context(module, self.device, self.job.precision):
-            loss = compute_own_loss(module, batch, self.user_file.loss)
+        with find_precision_context(module, self.device, self.source.precision):
+            loss = compute_own_loss(module, batch, self.source.loss)
         loss.total.backward()  # type: ignore[no-untyped-call]
         module.zero_grad(set_to_none=True)
         self._wait()
@@ -325,8 +330,8 @@ class Measurement:
         """Return the seconds of forward and backward before, in and after blocks."""
         with clock.watch():
             start = time.perf_counter()
-            with find_precision_context(module, self.device, self.job.precision):
-                loss = compute_own_loss(module, batch, self.user_file.loss)
+            with find_precision_context(module, self.device, self.source.precision):
+                loss = compute_own_loss(module, batch, self.source.loss)
             self._wait()
             turn = time.perf_counter()
             loss.total.backward()  # type: ignore[no-untyped-call]
@@ -359,8 +364,8 @@ class Measurement:
 
     def _run_passes_and_keep(self, module: nn.Module, batch: Any) -> None:
         """Run both passes, and keep gradients for an optimizer."""
-        with find_precision_context(module, self.device, self.job.precision):
-            loss = compute_own_loss(module, batch, self.user_file.loss)
+        with find_precision_context(module, self.device, self.source.precision):
+            loss = compute_own_loss(module, batch, self.source.loss)
         loss.total.backward()  # type: ignore[no-untyped-call]
 
     def _measure_difference(self, plain: nn.Module, changed: nn.Module, samples: int) -> float:
@@ -382,15 +387,16 @@ class Measurement:
         ids = [self.device.index] if self.device.type == "cuda" else None
         groups = [dist.new_group([rank]) for rank in range(self.num_ranks)]
         return DistributedDataParallel(
-            self._build(), device_ids=ids, process_group=groups[self.rank], find_unused_parameters=has_unused
+            self.source.build(), device_ids=ids, process_group=groups[self.rank], find_unused_parameters=has_unused
         )
 
-    def _build_shards(self) -> nn.Module:
+    def _build_shards(self, blocks: list[nn.Module], findings: Findings) -> nn.Module:
         """Return the module whose parameters ``fully_shard`` has cut for one rank."""
-        module = self._build()
-        blocks = self._find(module, list_blocks(module)).steady_blocks
+        module = self.source.build()
+        steady_ids = set(map(id, findings.steady_blocks))
+        own_blocks = [own for own, block in zip(list_blocks(module), blocks, strict=True) if id(block) in steady_ids]
         mesh = build_own_mesh(self.device.type)
-        for unit in (*list_own_units(blocks, module), module):
+        for unit in (*list_own_units(own_blocks, module), module):
             fully_shard(unit, mesh=mesh)
         return module
 
@@ -408,17 +414,31 @@ class Measurement:
             run()
             self._wait()
 
-        return measure_mean(run_to_end, share)
+        return measure_mean(run_to_end, share, MOST_MESSAGES)
 
-    def _measure_messages(self) -> list[CollectiveRow]:
+    def _measure_messages(self, largest: float) -> list[CollectiveRow]:
+        """Return the times of messages of up to the largest size that a plan has, or the next one."""
         sizes = [size for size in range(2, self.num_ranks + 1) if self.num_ranks % size == 0]
-        share = 4 * self.seconds / SHARES / (len(sizes) * 24)
+        messages = choose_messages(largest)
+        share = 4 * self.seconds / SHARES / (len(sizes) * 3 * len(messages))
         rows: list[CollectiveRow] = []
         for size in sizes:
-            rows += measure_collectives(size, partial(self._measure_message, share), self.device.type)
+            rows += measure_collectives(size, partial(self._measure_message, share), self.device.type, messages)
         every_rank: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(every_rank, rows)
         return [row for rank_rows in every_rank for row in rank_rows]
+
+
+def choose_messages(largest: float) -> tuple[int, ...]:
+    """Return the bytes of messages to measure: every second of all sizes, from the least on, and the largest.
+
+    >>> choose_messages(2e5)
+    (1024, 16384, 262144)
+    >>> choose_messages(1e9)
+    (1024, 16384, 262144, 4194304, 16777216)
+    """
+    end = next((place for place, size in enumerate(MESSAGES) if size >= largest), len(MESSAGES) - 1)
+    return tuple(size for place, size in enumerate(MESSAGES[: end + 1]) if place == end or place % 2 == 0)
 
 
 def _find_whole_states(findings: Findings, blocks: list[nn.Module], trained: list[nn.Parameter]) -> str:

@@ -62,12 +62,17 @@ def build_scheduler(source: SchedulerFactory | LRScheduler | None, optimizer: Op
     return scheduler
 
 
-def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
-    if source.state:
+def require_no_states(optimizer: Optimizer) -> None:
+    """Raise `OptimizerError` where an optimizer has stepped before."""
+    if optimizer.state:
         raise OptimizerError(
-            f"an optimizer begins without states, met {type(source).__name__} with those of {len(source.state)} "
+            f"an optimizer begins without states, met {type(optimizer).__name__} with those of {len(optimizer.state)} "
             "parameters; nearest: a new one, and step.load(FOLDER)"
         )
+
+
+def _hand_over(source: Optimizer, module: nn.Module, names: Mapping[int, str]) -> Optimizer:
+    require_no_states(source)
     parameters = dict(module.named_parameters())
     group_names = [[names.get(id(parameter)) for parameter in group["params"]] for group in source.param_groups]
     if any(None in row for row in group_names):

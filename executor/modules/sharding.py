@@ -14,6 +14,7 @@ References
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -106,11 +107,24 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
+_IS_ALONE = ContextVar("is_alone", default=False)
+
+
+@contextmanager
+def act_alone() -> Iterator[None]:
+    """Have steps that are made in the body be those of one process, whatever process group it is in."""
+    token = _IS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ALONE.reset(token)
+
+
 def count_ranks() -> int:
     """Return the number of ranks; 1 where there is no process group."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() and not _IS_ALONE.get() else 1
 
 
 def find_rank() -> int:
     """Return the number of this rank; 0 where there is no process group."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() and not _IS_ALONE.get() else 0

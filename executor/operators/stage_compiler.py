@@ -6,6 +6,7 @@ value, and in which its gradient comes back.
 """
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,6 +18,7 @@ from meshwise.executor.capture.source_lines import find_node_line
 from meshwise.executor.operators.arrangements import apply_views, emit_views, list_views
 from meshwise.executor.operators.calls import (
     QUICK_CALLS,
+    RESHAPES,
     Draws,
     Regathered,
     apply_changes,
@@ -223,6 +225,8 @@ class _StageCompiler:
         if node.target is torch.ops.aten.alias.default:
             self.values[names[0]] = _Value(cast(Node, arguments[0]), self.captured.dims[names[0]])
             return
+        if node.target in RESHAPES:  # one that regroups some dims may have others that are cut
+            arguments = (arguments[0], self._find_part_shape(node))
         target = self._find_target(node)
         sources = self._list_regathered(node, read_values)
         if sources:
@@ -318,6 +322,14 @@ class _StageCompiler:
         names = [dim for group in dims for dim in group]
         local_sizes = {dim: sizes[dim] // self.ranks.count_parts(cuts.get(dim, ())) for dim in names}
         return self._apply_views(value, dims, local_sizes)
+
+    def _find_part_shape(self, node: Node) -> tuple[int, ...]:
+        """Return the shape of this rank's part of what an operator returns."""
+        cuts, sizes = dict(self.layouts.sharding(node).cuts), self.layouts.sizes(node.name)
+        return tuple(
+            prod(sizes[dim] // self.ranks.count_parts(cuts.get(dim, ())) for dim in group)
+            for group in self.captured.dims[node.name]
+        )
 
     def _apply_views(self, value: _Value, dims: NamedDims, sizes: Mapping[str, int]) -> _Value:
         views = list_views(value.dims, dims, sizes)

@@ -22,6 +22,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -33,6 +34,11 @@ from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.trace import Allocation, TraceEvent
 from meshwise.strategies.schedules.schedule import Schedule
+
+
+def make_own_store() -> HashStore:
+    """Return a store of a process group of this process alone."""
+    return HashStore()
 
 
 def attention_by_products(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

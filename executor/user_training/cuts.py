@@ -13,7 +13,9 @@ from meshwise.executor.cut_modules.captures import (
     require_same_module,
     require_samples,
 )
+from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
+from meshwise.executor.modules.optimizers import build_optimizer
 from meshwise.executor.operators.layouts import Layouts
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
@@ -45,6 +47,15 @@ def capture_job(job: TrainJob) -> CapturedModule:
             Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
         check_program(module, batch, user_file.loss, nearest=nearest)
     return captured
+
+
+def require_cut_optimizer(job: TrainJob) -> None:
+    """Raise `CutError` where the optimizer of a job's file does not step the parts of a cut module."""
+    with redirect_stdout(sys.stderr):
+        user_file = load_source(job)
+        if user_file.optimizer is not None:
+            module = user_file.build_model(job.seed)
+            require_elementwise(build_optimizer(user_file.optimizer, module, {}))
 
 
 def read_microbatch(job: TrainJob, user_file: UserFile) -> Any:

@@ -1,6 +1,6 @@
 """The steps of a job in one process by a plain loop of torch, by which a run under a plan is judged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,12 +56,16 @@ class PlainRun:
     noisy_names
         Parameters whose gradients are nothing but rounding: optimizers that divide by the size of gradients make whole
         steps of them.
+    noisy_elements
+        Which elements of other parameters have such gradients, as those of the bias of keys have where one parameter
+        has the biases of queries, keys and values; parameters that have none are left out.
     """
 
     losses: list[float]
     first_weights: dict[str, Tensor]
     steps: list[PlainStep]
     noisy_names: frozenset[str]
+    noisy_elements: dict[str, Tensor]
 
 
 class RoundValues(TorchFunctionMode):
@@ -167,7 +171,7 @@ def _train_plainly(
     scheduler = None if user_file.scheduler is None else user_file.scheduler(optimizer)
     batches, losses, steps = open_batches(job, user_file, 0, 1, 0), [], []
     first_weights = _copy_weights(module)
-    largest = dict.fromkeys((name for name, _ in module.named_parameters()), 0.0)
+    largest = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in module.named_parameters()}
     for number in range(job.steps):
         batch = next_batch(batches, user_file, number)
         with KeepDouble() if is_double else _round_to(rounding, is_cast=is_cast):
@@ -175,7 +179,7 @@ def _train_plainly(
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.grad.numel():
-                largest[name] = max(largest[name], float(parameter.grad.abs().max()))
+                largest[name] = torch.maximum(largest[name], parameter.grad.abs())
         if job.max_norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), job.max_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
@@ -186,9 +190,16 @@ def _train_plainly(
         losses.append(value.item())
         if keeps_steps or number + 1 == job.steps:
             steps.append(PlainStep(losses[-1], learning_rate, _copy_weights(module), _copy_states(module, optimizer)))
-    limit = NOISE * max(largest.values(), default=0.0)
-    noisy_names = frozenset(name for name, size in largest.items() if 0 < size < limit)
-    return PlainRun(losses, first_weights, steps, noisy_names)
+    return PlainRun(losses, first_weights, steps, *_find_noise(largest))
+
+
+def _find_noise(largest: Mapping[str, Tensor]) -> tuple[frozenset[str], dict[str, Tensor]]:
+    """Return parameters, and elements of others, of whose gradients the largest sizes are above 0 and only rounding."""
+    sizes = {name: float(values.max()) for name, values in largest.items() if values.numel()}
+    limit = NOISE * max(sizes.values(), default=0.0)
+    names = frozenset(name for name, size in sizes.items() if 0 < size < limit)
+    masks = {name: ((values > 0) & (values < limit)).cpu() for name, values in largest.items() if name not in names}
+    return names, {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _copy_weights(module: nn.Module) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ def compare_exactly(rows: Sequence[StepRow], folder: Path, plain: PlainRun) -> D
     if missing_names := set(expected.weights) - set(weights):
         raise DifferenceError(f"the weights of both runs have equal names, met no {', '.join(sorted(missing_names))}")
     differences = {
-        name: float((weights[name] - tensor).double().abs().max() / tensor.double().abs().max().clamp(min=1e-12))
+        name: _measure_distance(weights[name], tensor, plain.noisy_elements.get(name))
         for name, tensor in expected.weights.items()
         if tensor.numel() and name not in plain.noisy_names
     }
@@ -172,6 +172,14 @@ def compare_exactly(rows: Sequence[StepRow], folder: Path, plain: PlainRun) -> D
     largest = find_largest(differences.values())
     worst_name = next((name for name, value in differences.items() if not value < largest), "")
     return Difference(find_largest((loss, rate)), largest, worst_name)
+
+
+def _measure_distance(tensor: Tensor, expected: Tensor, noisy_elements: Tensor | None) -> float:
+    """Return the largest difference of elements, but for noisy ones, over the largest element."""
+    distance = (tensor - expected).double().abs()
+    if noisy_elements is not None:
+        distance = distance.masked_fill(noisy_elements & distance.isfinite(), 0.0)
+    return float(distance.max()) / max(_find_size(expected), 1e-12)
 
 
 def compare_draws(both_rows: tuple[Sequence[StepRow], Sequence[StepRow]], folders: tuple[Path, Path]) -> float:

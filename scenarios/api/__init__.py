@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from meshwise.executor.launch.run import execute as execute
     from meshwise.scenarios.files.errors import Fault as Fault
     from meshwise.scenarios.files.errors import ScenarioError as ScenarioError
-    from meshwise.scenarios.inputs.own_loop import parallelize as parallelize
     from meshwise.scenarios.loader import load as load
+    from meshwise.scenarios.module_plans.own_loop import parallelize as parallelize
     from meshwise.scenarios.scenario import Scenario as Scenario
     from meshwise.scenarios.simulation import Simulation as Simulation
     from meshwise.simulator.catalog import accelerator as accelerator
@@ -79,7 +79,7 @@ _HOMES = {
     "execute": "executor.launch.run",
     "load": "scenarios.loader",
     "lower": "strategies.lowering.lower",
-    "parallelize": "scenarios.inputs.own_loop",
+    "parallelize": "scenarios.module_plans.own_loop",
     "search": "strategies.search.simulated_search",
     "simulate": "simulator.engine",
 }

@@ -150,17 +150,23 @@ def train(
         script = prepare_training(choose_cuts_of_job(job), target, hosts, replace_run=replace)
         tell_hosts(script, hosts.nodes, hosts.processes, hosts.rendezvous.host, as_json=as_json)
         return
+    if layout is not None:
+        job = choose_cuts_of_job(job)
+        layout = job.layout
     ticker = Ticker()
     try:
         planned = plan_run(job, layout=layout, processes=processes, calibrates=calibrate, report=ticker)
     finally:
         ticker.clear()
-    job = choose_cuts_of_job(dataclasses.replace(job, layout=planned.layout))
-    write_plan(dataclasses.replace(planned, layout=job.layout), target)
-    for line in (*planned.assumptions, *planned.list_reasons()):
-        note(line)
-    note(f"{planned.layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
-    progress = Follower(ticker, steps)
+    job = dataclasses.replace(job, layout=planned.layout)
+    write_plan(planned, target)
+    lines = [*planned.list_assumptions(), *planned.list_reasons()]
+    lines.append(f"{planned.layout.describe()}{', after a comparison in fp64 with one process' if verify else ''}")
+    if not planned.failure:
+        for line in lines:
+            note(line)
+    # where what failed fails the run too, its message is the only one
+    progress = Follower(ticker, steps, lines if planned.failure else ())
     try:
         run = run_training(
             job, target, verify=verify, replace_run=replace, has_board=tensorboard, progress=progress, tell=note
@@ -177,7 +183,7 @@ def train(
 def collect_hosts(folder: Path, *, is_preparing: bool, has_board: bool, as_json: bool) -> None:
     """Print the run that the ranks of several hosts left in a folder."""
     from meshwise.executor.user_training.run import collect_training
-    from meshwise.scenarios.module_plans.planning import PlannedRun
+    from meshwise.scenarios.module_plans.choosing import PlannedRun
 
     if is_preparing:
         raise ValueError("--rendezvous comes before a run and --collect after it, met both")

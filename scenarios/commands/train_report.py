@@ -1,7 +1,7 @@
 """What ``meshwise train`` tells of a run: its progress, and its measurements at the end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwise.executor.device import CPU
@@ -11,7 +11,7 @@ from meshwise.simulator.units import format_size, format_time
 if TYPE_CHECKING:
     from meshwise.executor.user_training.log import StepRow
     from meshwise.executor.user_training.run import TrainRun
-    from meshwise.scenarios.module_plans.planning import PlannedRun
+    from meshwise.scenarios.module_plans.choosing import PlannedRun
 
 RECENT = 20
 """Steps whose mean seconds say how long the rest takes."""
@@ -23,15 +23,24 @@ class Follower:
     """Shows the progress of a run: on a terminal in one line that overwrites itself, else in a line at times.
 
     Figures of an evaluation have a line that stays.
+
+    Parameters
+    ----------
+    first_lines
+        Lines that are told with the first step.
     """
 
-    def __init__(self, ticker: Ticker, num_steps: int) -> None:
+    def __init__(self, ticker: Ticker, num_steps: int, first_lines: Sequence[str] = ()) -> None:
         self.ticker, self.num_steps = ticker, num_steps
+        self._first_lines = list(first_lines)
         self._recent_times: list[float] = []
         self._last_line = time.monotonic()
 
     def __call__(self, row: "StepRow") -> None:
         """Show a step."""
+        while self._first_lines:
+            self.ticker.clear()
+            note(self._first_lines.pop(0))
         self._recent_times = [*self._recent_times, row.seconds][-RECENT:]
         text = self.describe(row)
         if row.evaluation:
@@ -98,7 +107,7 @@ def to_json(run: "TrainRun", planned: "PlannedRun") -> dict[str, Any]:
         "peak_memory": run.peak_memory,
         "predicted_peak_memory": None if prediction is None else prediction.peak_memory,
         "plans": planned.num_plans,
-        "assumptions": list(planned.assumptions),
+        "assumptions": planned.list_assumptions(),
         "host_memory": run.host_memory,
         "whole_start": run.whole_reason or None,
         "verify": None

@@ -4,7 +4,7 @@ Either graph takes as long as the module was measured to. A captured graph says 
 ratio of the times by the cost model; a graph of blocks says what each block took.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from meshwise.executor.module_measures.figures import BlockFigures, ModuleFigures
@@ -114,25 +114,15 @@ def _build_bytes(name: str, size: float, dtype: str) -> Tensor:
 
 def measure_operators(graph: OperatorGraph, figures: ModuleFigures, model: Accelerator) -> OperatorGraph:
     """Return a captured graph whose operators take the measured passes, in the ratio of their times on a model."""
-    scale = _find_scale(figures)
-    forward, backward = (
-        _share_line(scale, sum(getattr(part, name) for part in figures.parts)) for name in ("forward", "backward")
-    )
+    forward, backward = _measure_directions(figures)
     samples = figures.samples[1]
-    totals = {
-        direction: sum(
-            block.repeat * _time_operator(model, block, operator, samples, direction)
-            for block in graph.blocks
-            for operator in block.operators
-        )
-        for direction in Pass
-    }
+    totals = {direction: _sum_times(graph, model, samples, direction) for direction in Pass}
 
     def measure(block: Block, operator: Operator) -> Operator:
         if operator.kind is OperatorKind.VIEW:
             return operator
         shares = {
-            direction: _time_operator(model, block, operator, samples, direction) / totals[direction]
+            direction: time_operator(model, block, operator, samples, direction) / totals[direction]
             for direction in Pass
         }
         lines = ((Pass.FORWARD, forward), (Pass.BACKWARD, backward))
@@ -153,8 +143,41 @@ def measure_operators(graph: OperatorGraph, figures: ModuleFigures, model: Accel
     return replace(graph, blocks=tuple(blocks))
 
 
-def _time_operator(model: Accelerator, block: Block, operator: Operator, samples: int, direction: Pass) -> float:
+def _measure_directions(figures: ModuleFigures) -> tuple[Line, Line]:
+    """Return the lines of forward and of backward of all parts together."""
+    scale = _find_scale(figures)
+    forward, backward = (sum(getattr(part, name) for part in figures.parts) for name in ("forward", "backward"))
+    return _share_line(scale, forward), _share_line(scale, backward)
+
+
+def _sum_times(graph: OperatorGraph, model: Accelerator, samples: int, direction: Pass) -> float:
+    return sum(
+        block.repeat * time_operator(model, block, operator, samples, direction)
+        for block in graph.blocks
+        for operator in block.operators
+    )
+
+
+def find_pace(graph: OperatorGraph, figures: ModuleFigures, model: Accelerator) -> float:
+    """Return how many times as long as on a model the backward of a captured graph was measured to take."""
+    _, (fixed, slope) = _measure_directions(figures)
+    samples = figures.samples[1]
+    return (fixed + slope * samples) / _sum_times(graph, model, samples, Pass.BACKWARD)
+
+
+def time_operator(
+    model: Accelerator,
+    block: Block,
+    operator: Operator,
+    samples: int,
+    direction: Pass,
+    parts: Mapping[str, int] | None = None,
+) -> float:
+    """Return the seconds of an operator on a model with so many samples; of one of so many parts of its dims."""
     sizes = {name: samples if name == BATCH else size for name, size in operator.dims}
+    for name, number in (parts or {}).items():
+        if name in sizes:
+            sizes[name] = max(sizes[name] // number, 1)
     return operator_time(model, block, operator, sizes, direction)
 
 

@@ -1,7 +1,7 @@
 """The layouts under which a user's module can be trained on this machine, from the simple to the complex."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 
 from meshwise.executor.module_measures.figures import ModuleFigures
@@ -11,6 +11,15 @@ from meshwise.strategies.plan.recomputation import Recompute
 
 MOST_MICROBATCHES = 32
 """Microbatches of a rank that are tried, at most."""
+FEWEST_CUT_SAMPLES = 2
+"""Samples of a microbatch on all data ranks together, at least, where operators are cut."""
+SCHEDULES = (("gpipe", 1), ("interleaved", 2), ("interleaved", 4))
+"""Other schedules that are tried where 1F1B is among the fastest, with their stages of a rank.
+
+Those that split backward are not: torch takes longer for its two halves than for the whole, which is not measured.
+"""
+CUT_WITH = frozenset(("pipeline", "zero", "recompute"))
+"""What plans that cut operators are tried with: ``pipeline``, ``zero`` and ``recompute`` where steps can run them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,10 @@ class Choices:
     divides_batch, divides_samples, shards_states, recomputes
         Whether ranks may divide the batch, a rank its samples into microbatches, and ranks share states; and whether
         the module has blocks that can be computed again.
+    cuts_operators
+        Whether operators can be cut over ranks.
+    divides_cut_samples
+        Whether a rank may divide its samples into microbatches there.
     """
 
     data: tuple[int, ...]
@@ -34,17 +47,32 @@ class Choices:
     divides_samples: bool = True
     shards_states: bool = True
     recomputes: bool = True
+    cuts_operators: bool = False
+    divides_cut_samples: bool = False
 
 
 def find_choices(
-    data: Sequence[int], figures: ModuleFigures | None, num_layers: int, *, is_captured: bool = False
+    data: Sequence[int],
+    figures: ModuleFigures | None,
+    num_layers: int,
+    *,
+    is_captured: bool = False,
+    cuts_operators: bool = False,
+    has_weight: bool = False,
 ) -> Choices:
     """Return what may be chosen of so many ranks: what the first batch has shown to be refused is left out.
 
     A module without buffers that was captured can be cut into stages.
+
+    Parameters
+    ----------
+    cuts_operators
+        Whether the operators of the module may be cut.
+    has_weight
+        Whether its loss is a pair (sum, weight), of which a cut module takes no microbatches.
     """
     if figures is None:
-        return Choices(tuple(data), recomputes=num_layers > 0)
+        return Choices(tuple(data), recomputes=num_layers > 0, cuts_operators=cuts_operators)
     is_cut = is_captured and not (figures.buffers or figures.whole_microbatch or figures.whole_states)
     return Choices(
         tuple(data),
@@ -53,6 +81,8 @@ def find_choices(
         divides_samples=not figures.whole_batch and not figures.whole_microbatch,
         shards_states=not figures.whole_states,
         recomputes=bool(figures.blocks),
+        cuts_operators=cuts_operators,
+        divides_cut_samples=not (figures.whole_batch or figures.whole_microbatch or has_weight),
     )
 
 
@@ -69,6 +99,8 @@ def list_refusals(figures: ModuleFigures) -> Iterator[str]:
 def list_layouts(batch: int, choices: Choices) -> Iterator[ModuleLayout]:
     """Yield every layout of a batch: without recomputation, stages, shards and microbatches first.
 
+    Of a pipeline it is that of 1F1B; where operators are cut, how is still to be chosen.
+
     >>> [layout.describe() for layout in list_layouts(2, Choices((2,), shards_states=False, recomputes=False))]
     ['data 2, 1 microbatch']
     """
@@ -76,6 +108,10 @@ def list_layouts(batch: int, choices: Choices) -> Iterator[ModuleLayout]:
         for ranks in choices.data:
             for pipeline in divisors(ranks):
                 yield from _list_divided(batch, choices, ranks // pipeline, pipeline, recompute)
+    if choices.cuts_operators:
+        for ranks in choices.data:
+            for tensor in divisors(ranks)[1:]:
+                yield from _list_cut(batch, choices, ranks // tensor, tensor)
 
 
 def _list_divided(
@@ -87,12 +123,53 @@ def _list_divided(
     if pipeline > 1 and (len(choices.blocks) < pipeline or not choices.divides_samples):
         return
     cuts = find_cuts(choices.blocks, pipeline)
-    stages = (0, 1, 2, 3) if data > 1 and choices.shards_states else (0,)
     counts = [count for count in divisors(batch // data) if pipeline <= count <= MOST_MICROBATCHES]
     counts = counts if choices.divides_samples else [1]
-    for zero, count in product(stages, counts):
+    for zero, count in product(_list_zero_stages(choices, data), counts):
         for shards in divisors(data)[1:] if zero else [0]:
             yield ModuleLayout(data, zero, shards % data, True, count, recompute, pipeline, cuts=cuts)
+
+
+def _list_zero_stages(choices: Choices, data: int) -> tuple[int, ...]:
+    return (0, 1, 2, 3) if data > 1 and choices.shards_states else (0,)
+
+
+def _list_cut(batch: int, choices: Choices, ranks: int, tensor: int) -> Iterator[ModuleLayout]:
+    """Yield every layout that cuts operators over so many of the ranks that are left to other axes."""
+    recomputes = RECOMPUTES if "recompute" in CUT_WITH and choices.recomputes else (Recompute.NONE,)
+    pipelines = divisors(ranks) if "pipeline" in CUT_WITH and choices.divides_cut_samples else (1,)
+    for pipeline, recompute in product(pipelines, recomputes):
+        data = ranks // pipeline
+        if batch % data or pipeline > max(len(choices.blocks), 1):
+            continue
+        counts = [
+            count
+            for count in divisors(batch // data)
+            if pipeline <= count <= MOST_MICROBATCHES and batch // count >= FEWEST_CUT_SAMPLES
+        ]
+        counts = counts if choices.divides_cut_samples else [1] * (batch >= FEWEST_CUT_SAMPLES)
+        stages = _list_zero_stages(choices, data) if "zero" in CUT_WITH else (0,)
+        cuts = find_cuts(choices.blocks, pipeline)
+        for zero, count in product(stages, counts):
+            yield ModuleLayout(data, zero, 0, True, count, recompute, pipeline, cuts=cuts, tensor=tensor)
+
+
+def list_other_schedules(layout: ModuleLayout, choices: Choices) -> Iterator[ModuleLayout]:
+    """Yield a pipeline under every other schedule that exists for its numbers, with as many stages as it has.
+
+    >>> blocks = tuple((f"layers.{place}", 1.0) for place in range(4))
+    >>> layout = ModuleLayout(pipeline=2, num_microbatches=4, zero=1)
+    >>> [other.schedule for other in list_other_schedules(layout, Choices((2,), blocks))]
+    ['gpipe', 'interleaved']
+    """
+    for schedule, chunks in SCHEDULES:
+        stages = layout.pipeline * chunks
+        if stages > len(choices.blocks):
+            continue
+        try:
+            yield replace(layout, schedule=schedule, chunks=chunks, cuts=find_cuts(choices.blocks, stages))
+        except ValueError:  # the layout says which schedules there are
+            continue
 
 
 def find_cuts(blocks: Sequence[tuple[str, float]], stages: int) -> tuple[str, ...]:

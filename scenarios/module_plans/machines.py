@@ -12,11 +12,14 @@ from meshwise.executor.device import CPU
 from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.scenarios.module_plans.graphs import list_shapes
+from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.cluster import Cluster, build_homogeneous
 from meshwise.simulator.machine.host import Host
 from meshwise.strategies.plan.problem import Training
 
+LIBRARY = "local-cpu"
+"""The machine of the library that stands for cores that were not measured."""
 BANDWIDTH = 1e10
 """Byte/s of a memory whose traffic is in the measured passes; the optimizer reaches a fraction of it."""
 FREE = 1e6
@@ -35,6 +38,7 @@ def build_machine(
     num_units: int,
     memory: float,
     device: str,
+    pace: float = 0.0,
 ) -> Cluster:
     """Return a cluster of as many devices as a layout has ranks.
 
@@ -46,15 +50,21 @@ def build_machine(
         Units that the simulator gathers one at a time.
     memory
         Bytes that tensors of a rank may take.
+    pace
+        How many times as long as on `LIBRARY` products take, of whose measured backward the gradients of weights are a
+        part; with 0 they are no part of it.
     """
     shapes = list(list_shapes(figures))
     elements = sum(map(prod, shapes))
     update_bytes = elements * (training.gradient_bytes + 2 * training.optimizer_bytes + training.parameter_bytes)
     unit = figures.unit * figures.units / num_units / UNIT_MESSAGES
     bandwidth = update_bytes / max(figures.update - figures.update_launches, figures.update / 20)
+    core = cluster(LIBRARY).accelerator
+    peak = core.peak("fp32") / pace if pace else PEAK
     accelerator = Accelerator(
         name="this machine with this module",
-        peak_flops=tuple((dtype, PEAK) for dtype in ("fp64", "fp32", "bf16", "fp16")),
+        peak_flops=tuple((dtype, peak) for dtype in ("fp64", "fp32", "bf16", "fp16")),
+        matmul=core.matmul,
         memory=memory,
         memory_bandwidth=BANDWIDTH,
         kernel_bandwidth=(("optimizer", bandwidth / BANDWIDTH),),
@@ -86,17 +96,31 @@ def find_fixed_time(figures: ModuleFigures, layout: ModuleLayout, local_samples:
     return seconds + (figures.sharded_update + units) / layout.pipeline
 
 
-def count_update_bytes(figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int) -> float:
-    """Return the bytes of tensors of a rank in the optimizer's step, of whose temporary ones the simulator has none.
+def count_update_bytes(
+    figures: ModuleFigures, layout: ModuleLayout, training: Training, local_samples: int, fraction: float = 1.0
+) -> float:
+    """Return the most bytes of tensors of a rank after backward, of whose temporary ones the simulator has none.
 
-    Parameters, gradients and states are there, and buckets of all gradients in `DistributedDataParallel`. Of a pipeline
-    every stage is taken to have equally many.
+    Parameters, gradients and states are there, with temporary tensors of the optimizer, and buckets of all gradients in
+    `DistributedDataParallel`. Where operators are cut, gradients are summed before, as one tensor and its copy. Of a
+    pipeline every stage is taken to have equally many.
+
+    Parameters
+    ----------
+    fraction
+        Of all elements of parameters those that a rank has where operators are cut.
     """
-    elements = sum(map(prod, list_shapes(figures)))
-    states = elements * (training.shard_bytes + training.gradient_bytes) + figures.state + figures.update_peak
-    has_buckets = layout.data > 1 and not layout.zero
-    buckets = elements * training.gradient_bytes if has_buckets else 0
-    return (states / layout.shards + buckets) / layout.pipeline + figures.buffers + figures.batch * local_samples
+    elements = sum(map(prod, list_shapes(figures))) * fraction
+    states = elements * (training.shard_bytes + training.gradient_bytes) + figures.state * fraction
+    temporary, buckets = figures.update_peak * fraction, 0.0
+    if layout.data > 1 and not layout.zero:
+        gradients = elements * training.gradient_bytes
+        if layout.tensor > 1:
+            temporary = max(temporary, 2 * gradients)
+        else:
+            buckets = gradients
+    shared = (states + temporary) / layout.shards + buckets
+    return shared / layout.pipeline + figures.buffers + figures.batch * local_samples
 
 
 def count_updates(layout: ModuleLayout, num_tensors: int) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, read_plan
 from meshwise.scenarios.files.results import write
-from meshwise.scenarios.module_plans.planning import PlannedRun
+from meshwise.scenarios.module_plans.choosing import PlannedRun
 
 PLAN_FILE = "plan.json"
 LAYOUT = "module_layout"
@@ -21,7 +21,7 @@ def write_plan(planned: PlannedRun, folder: Path) -> Path:
         "predicted_peak_memory": None if prediction is None else prediction.peak_memory,
         "plans": planned.num_plans,
         "reasons": planned.list_reasons(),
-        "assumptions": list(planned.assumptions),
+        "assumptions": planned.list_assumptions(),
     }
     path = folder / PLAN_FILE
     write(path, json.dumps(document, indent=2) + "\n")

@@ -6,81 +6,37 @@ every layout that can run. Nothing here ends a run: where a prediction is imposs
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from meshwise.executor.device import CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
-from meshwise.executor.module_measures.figures import ModuleFigures, figures_file
+from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, start_file
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.recording.rank_files import make_teller, read_errors
 from meshwise.executor.user_training.job import TrainJob
-from meshwise.scenarios.module_plans.layouts import Choices, find_choices, list_layouts, list_refusals
-from meshwise.scenarios.module_plans.prediction import (
-    ModuleModel,
-    Prediction,
-    StepPredictor,
-    build_model,
-    find_fastest,
-)
-from meshwise.simulator.brief import brief_repr
+from meshwise.scenarios.module_plans.choosing import PlannedRun, choose, first_line, predict_layout
+from meshwise.scenarios.module_plans.prediction import ModuleModel, build_model
 
 if TYPE_CHECKING:
     from meshwise.executor.module_measures.first_batch import FirstBatch
     from meshwise.simulator.operator_graph import OperatorGraph
 
 WORKER = "meshwise.executor.module_measures.worker"
-CALIBRATION_SECONDS = 8.0
+CALIBRATION_SECONDS = 3.0
 """Seconds of a calibration, without those to start its processes."""
+MOST_EARLY = 8
+"""Ranks that are started at most before the batch has shown how many of them divide it."""
+TELLING = 0.05
+"""Seconds between two looks at what ranks are doing."""
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """The plan of a run and what it is predicted to take.
-
-    Parameters
-    ----------
-    prediction, runner_up
-        Of the plan, and of the next best of a search; ``None`` where there are none.
-    num_plans
-        Plans that were compared; 1 for a plan that was given.
-    tokens
-        Tokens of a step, where the data are tokens.
-    assumptions
-        What the prediction rests on, or why there is none.
-    """
-
-    layout: ModuleLayout
-    prediction: Prediction | None = None
-    runner_up: Prediction | None = None
-    num_plans: int = 0
-    tokens: int | None = None
-    assumptions: tuple[str, ...] = ()
-
-    __repr__ = brief_repr("layout", "prediction", "num_plans")
-
-    def list_reasons(self) -> list[str]:
-        """Return why the plan was chosen, a line each."""
-        if self.prediction is None or self.num_plans < 2 or self.runner_up is None:
-            return []
-        runner_up, chosen = self.runner_up, self.prediction
-        if not chosen.fits:
-            return [f"the least memory of {self.num_plans} plans, none of which fits"]
-        compared = "does not fit" if not runner_up.fits else _compare(runner_up.step_time, chosen.step_time)
-        return [f"fastest of {self.num_plans} plans; next {runner_up.layout.describe()}, {compared}"]
-
-
-def _compare(slower: float, faster: float) -> str:
-    """Return how much slower a time is.
-
-    >>> _compare(1.25, 1.0)
-    '25 % slower'
-    """
-    return f"{slower / faster - 1:.0%} slower".replace("%", " %")
 
 
 def count_processes(device: str) -> int:
@@ -113,27 +69,39 @@ def plan_run(
     report
         Called with a word about what is done next.
     """
-    if layout is not None and layout.tensor > 1:
-        return PlannedRun(layout, assumptions=("not predicted: operators are cut over ranks",))
-    report("reading the first batch")
-    try:
-        from meshwise.executor.module_measures.first_batch import FirstBatch  # needs torch
+    default = layout or job.layout
+    guess = default.num_ranks if layout is not None else processes or count_processes(job.device)
+    with RankStarter(job, report) as starter:
+        if calibrates and guess <= MOST_EARLY:
+            starter.start(guess)  # torch is imported there and here at the same time
+        report("reading the first batch")
+        try:
+            from meshwise.executor.module_measures.first_batch import FirstBatch  # needs torch
 
-        first = FirstBatch(job)
-        batch = first.samples
-    except Exception as error:
-        return PlannedRun(layout or job.layout, assumptions=(f"not predicted: {_tell(error)}",))
-    numbers = [layout.num_ranks] if layout is not None else list_numbers(batch, processes, count_processes(job.device))
-    default = layout or ModuleLayout(max(numbers))
-    try:
-        ranks = default.data if batch % default.num_ranks else default.num_ranks  # each measures with its own samples
-        model = _model_module(
-            replace(job, layout=ModuleLayout(ranks)), first, batch, calibrates=calibrates, report=report
+            first = FirstBatch(job)
+            batch = first.samples
+        except Exception as error:  # what fails here must not fail the run, which tells of its own faults
+            return PlannedRun(default, failure=first_line(error))
+        counts = (
+            [default.num_ranks] if layout is not None else list_numbers(batch, processes, count_processes(job.device))
         )
-        report("comparing plans")
-        return choose(model, layout, numbers, tokens=first.tokens)
-    except Exception as error:  # what fails here must not fail the run, which tells of its own faults
-        return PlannedRun(default, tokens=first.tokens, assumptions=(f"not predicted: {_tell(error)}",))
+        default = layout or ModuleLayout(max(counts))
+        try:
+            model = _model_module(first, default, starter if calibrates else None, report)
+            report("comparing plans")
+            if layout is not None:
+                return predict_layout(model, layout, first.tokens)
+            return choose(model, counts, first.tokens, require=partial(require_cuts, job))
+        except Exception as error:
+            return PlannedRun(default, tokens=first.tokens, failure=first_line(error))
+
+
+def require_cuts(job: TrainJob, layout: ModuleLayout) -> None:
+    """Raise `ValueError` where the module of a job cannot be cut as a layout says."""
+    from meshwise.executor.user_training.cuts import capture_job, require_cut_optimizer  # needs torch
+
+    require_cut_optimizer(job)
+    capture_job(replace(job, layout=layout))
 
 
 def list_numbers(batch: int, processes: int | None, devices: int) -> list[int]:
@@ -147,64 +115,90 @@ def list_numbers(batch: int, processes: int | None, devices: int) -> list[int]:
     return [processes] if processes is not None else [n for n in range(1, devices + 1) if batch % n == 0]
 
 
-def choose(
-    model: ModuleModel, layout: ModuleLayout | None, numbers: Sequence[int], tokens: int | None = None
-) -> PlannedRun:
-    """Return the fastest layout that fits, or the one that was given, with its prediction."""
-    predictor = StepPredictor(model)
-    if layout is not None:
-        return PlannedRun(layout, predictor.predict(layout), None, 1, tokens, model.assumptions)
-    num_layers = sum(block.layer for block in model.graph.blocks)
-    choices = find_choices(numbers, model.figures, num_layers, is_captured=model.is_captured)
-    predictions = [predictor.predict(candidate) for candidate in list_layouts(model.batch, choices)]
-    if not predictions:
-        raise ValueError(f"no plan of {_describe_numbers(choices)} divides a batch of {model.batch}")
-    best, *others = find_fastest(predictions)
-    if not best.fits:
-        best, *others = sorted(predictions, key=lambda prediction: prediction.peak_memory)
-    runner_up = others[0] if others else None
-    refusals = () if model.figures is None else tuple(list_refusals(model.figures))
-    return PlannedRun(best.layout, best, runner_up, len(predictions), tokens, (*model.assumptions, *refusals))
-
-
-def _describe_numbers(choices: Choices) -> str:
-    return f"{' or '.join(map(str, choices.data))} ranks"
-
-
-def _model_module(job: TrainJob, first: "FirstBatch", batch: int, *, calibrates: bool, report: Report) -> ModuleModel:
+def _model_module(
+    first: "FirstBatch", default: ModuleLayout, starter: "RankStarter | None", report: Report
+) -> ModuleModel:
+    """Return the module as the simulator sees it, measured by ranks that start while it is captured."""
+    batch = first.samples
+    if starter is not None:
+        # each rank measures with its own samples
+        starter.start(default.data if batch % default.num_ranks else default.num_ranks)
     report("capturing the module")
     captured: OperatorGraph | None = None
     why_not = ""
     try:
         captured = first.capture()
     except ValueError as error:
-        why_not = _tell(error)
-    figures = measure(job, report) if calibrates else None
-    return build_model(figures, captured, batch, job.precision, job.device, why_not)
+        why_not = first_line(error)
+    figures = None if starter is None else starter.measure()
+    model = build_model(figures, captured, batch, first.job.precision, first.job.device, why_not)
+    return replace(model, has_weight=captured is not None and first.has_weight)
 
 
-def measure(job: TrainJob, report: Report, seconds: float = CALIBRATION_SECONDS) -> ModuleFigures:
-    """Return what the module of a job was measured to take, on as many ranks as its layout has.
+class RankStarter:
+    """Starts the ranks that measure a module, which wait until they are told to begin.
 
-    Raises
-    ------
-    ValueError
-        Where a rank fails.
+    It is a context, which ends them.
     """
-    with tempfile.TemporaryDirectory(prefix="meshwise-") as name:
-        folder, num_ranks = Path(name), job.layout.data
-        path = job.write(folder)
-        teller = make_teller(folder, lambda operation: report(f"measuring: {operation}"))
+
+    def __init__(self, job: TrainJob, report: Report, seconds: float = CALIBRATION_SECONDS) -> None:
+        self.job, self.report, self.seconds = job, report, seconds
+        self.num_ranks = 0
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+        self._ranks: Future[None] | None = None
+        self._is_stopped = Event()
+
+    def __enter__(self) -> "RankStarter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self, num_ranks: int) -> None:
+        """Start so many ranks, unless that many are there already."""
+        if num_ranks == self.num_ranks:
+            return
+        self.stop()
+        self.num_ranks, self._is_stopped = num_ranks, Event()
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="meshwise-")))
+        path = replace(self.job, layout=ModuleLayout(num_ranks)).write(self._folder)
+        self._ranks = self._stack.enter_context(ThreadPoolExecutor(1)).submit(
+            self._run, path, num_ranks, self._is_stopped
+        )
+
+    def stop(self) -> None:
+        """End the ranks."""
+        self._is_stopped.set()
+        self._stack.close()
+        self.num_ranks = 0
+
+    def measure(self) -> ModuleFigures:
+        """Return what the module was measured to take, now that nothing else runs.
+
+        Raises
+        ------
+        ValueError
+            Where a rank fails.
+        """
+        assert self._ranks is not None and self._folder is not None
+        teller = make_teller(self._folder, lambda operation: self.report(f"measuring: {operation}"))
+        start_file(self._folder).touch()
+        while not self._ranks.done():
+            teller()
+            wait([self._ranks], TELLING)
         try:
-            launch_ranks(WORKER, [str(path), str(seconds)], folder, num_ranks, timeout=job.timeout, poll=teller)
+            self._ranks.result()
         except ExecutionError as error:
-            failures = sorted(read_errors(folder, num_ranks).values(), key=lambda failure: failure.time)
+            failures = sorted(read_errors(self._folder, self.num_ranks).values(), key=lambda failure: failure.time)
             texts = [failure.user_text for failure in failures if failure.user_text]
             raise ValueError(texts[0] if texts else str(error)) from error
-        return ModuleFigures.read(figures_file(folder, 0))
+        return ModuleFigures.read(figures_file(self._folder, 0))
 
+    def _run(self, path: Path, num_ranks: int, is_stopped: Event) -> None:
+        def poll() -> None:
+            if is_stopped.is_set():
+                raise ExecutionError("the ranks that measure are no longer needed")
 
-def _tell(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        arguments = [str(path), str(self.seconds)]
+        launch_ranks(WORKER, arguments, path.parent, num_ranks, timeout=self.job.timeout, poll=poll)

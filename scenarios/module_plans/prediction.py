@@ -1,6 +1,6 @@
 """Predicts steps of a user's module under layouts, by the simulator: `StepPredictor`."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -8,27 +8,29 @@ from math import prod
 from meshwise.executor.device import CPU, read_device_memory
 from meshwise.executor.module_measures.figures import ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.scenarios.module_plans.cut_graphs import count_degrees, count_saved, cut_times, find_state_fraction
 from meshwise.scenarios.module_plans.graphs import (
     build_block_graph,
     count_layers,
+    find_pace,
     keep_more,
     list_shapes,
     measure_operators,
 )
-from meshwise.scenarios.module_plans.machines import build_machine, count_update_bytes
+from meshwise.scenarios.module_plans.machines import LIBRARY, build_machine, count_update_bytes
 from meshwise.simulator.brief import brief_repr
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
 
 FRAMEWORK = "execute"
-LIBRARY = "local-cpu"
-"""The machine of the library that stands for cores that were not measured."""
 STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
 """The optimizer of the simulator that keeps so many states a parameter; Adafactor's are next to none."""
 
@@ -39,6 +41,16 @@ class Prediction:
 
     layout: ModuleLayout
     step_time: float
+    peak_memory: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a step without a simulation: it takes at least ``least_time`` seconds, and these bytes."""
+
+    layout: ModuleLayout
+    least_time: float
     peak_memory: float
     fits: bool
 
@@ -63,6 +75,12 @@ class ModuleModel:
         Bytes a sample that are needed besides what the graph keeps.
     assumptions
         What the prediction rests on, a line each.
+    cut_graph, cut_kept
+        The captured graph and these bytes, for plans that cut its operators; ``None`` where there is none.
+    pace
+        How many times as long as on the machine of the library backward takes; 0 where nothing is known of it.
+    has_weight
+        Whether the loss is a pair (sum, weight).
     """
 
     graph: OperatorGraph
@@ -73,6 +91,10 @@ class ModuleModel:
     is_captured: bool
     assumptions: tuple[str, ...]
     kept: float = 0.0
+    cut_graph: OperatorGraph | None = None
+    cut_kept: float = 0.0
+    pace: float = 0.0
+    has_weight: bool = False
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
 
@@ -83,7 +105,7 @@ class StepPredictor:
     def __init__(self, model: ModuleModel, memory: float | None = None) -> None:
         self.model = model
         self.memory = read_device_memory(model.device) if memory is None else memory
-        self._costs: dict[tuple[int, int, int, int], SimulatedCost] = {}
+        self._costs: dict[Hashable, SimulatedCost] = {}
 
     def predict(self, layout: ModuleLayout) -> Prediction:
         """Return what a layout is predicted to take.
@@ -93,26 +115,49 @@ class StepPredictor:
         ValueError
             Where the layout breaks a rule of plans, as that the batch divides.
         """
+        estimate = self.estimate(layout)
+        return self.simulate(estimate)
+
+    def estimate(self, layout: ModuleLayout) -> Estimate:
+        """Return the memory of a layout, and a lower bound of its step time, without a simulation."""
         cost, local_samples = self._find_cost(layout), self.model.batch // layout.data
         plan = self._complete(cost.problem, layout)
         figures, problem = self.model.figures, cost.problem
-        update = 0.0 if figures is None else count_update_bytes(figures, layout, problem.training, local_samples)
-        peak = max(cost.peak_memory(plan), update)
-        fits = cost.fits(plan) and update <= problem.usable_memory(problem.cluster.accelerator)
-        return Prediction(layout, cost.step_time(plan), peak, fits)
+        if figures is None:
+            between_passes = 0.0
+        else:
+            fraction = self._find_state_fraction(layout)
+            between_passes = count_update_bytes(figures, layout, problem.training, local_samples, fraction)
+        peak = max(cost.peak_memory(plan), between_passes)
+        fits = cost.fits(plan) and between_passes <= problem.usable_memory(problem.cluster.accelerator)
+        return Estimate(layout, cost.plan_bound(plan), peak, fits)
+
+    def simulate(self, estimate: Estimate) -> Prediction:
+        """Return the prediction of a layout whose memory is known."""
+        cost = self._find_cost(estimate.layout)
+        seconds = cost.step_time(self._complete(cost.problem, estimate.layout))
+        return Prediction(estimate.layout, seconds, estimate.peak_memory, estimate.fits)
 
     def predict_passes(self, layout: ModuleLayout) -> float:
         """Return the peak in bytes without temporary tensors of the optimizer."""
         cost = self._find_cost(layout)
         return cost.peak_memory(self._complete(cost.problem, layout))
 
+    def _find_state_fraction(self, layout: ModuleLayout) -> float:
+        """Return the fraction of the elements of all parameters that a rank has where operators are cut."""
+        if layout.plan is None or self.model.cut_graph is None:
+            return 1.0
+        return find_state_fraction(self.model.cut_graph, layout.plan)
+
     def _complete(self, problem: Problem, layout: ModuleLayout) -> Plan:
-        local_samples = self.model.batch // layout.data
+        microbatch = max(self.model.batch // layout.data // layout.num_microbatches, 1)
+        if layout.tensor > 1:
+            return self._complete_cuts(problem, layout, microbatch)
         return complete(
             problem,
             Layout(
                 data=layout.data,
-                microbatch=max(local_samples // layout.num_microbatches, 1),
+                microbatch=microbatch,
                 zero=layout.zero,
                 zero_shards=layout.zero_shards,
                 reshard_after_forward=layout.reshard_after_forward,
@@ -122,6 +167,30 @@ class StepPredictor:
                 chunks=layout.chunks,
                 stages=self._find_stages(layout),
             ),
+        )
+
+    def _complete_cuts(self, problem: Problem, layout: ModuleLayout, microbatch: int) -> Plan:
+        """Return the plan of a layout that cuts operators."""
+        assert layout.plan is not None  # its graph has been asked for
+        num_stages, stages = layout.pipeline * layout.chunks, layout.plan.stages
+        if len(stages) != num_stages:
+            stages = partition_layers(problem.graph, num_stages, self._find_stages(layout))
+        plan = build_operator_plan(
+            problem,
+            count_degrees(layout.plan),
+            microbatch,
+            layout.plan.shardings,
+            data=layout.data,
+            stages=stages,
+            schedule=layout.schedule,
+            chunks=layout.chunks,
+        )
+        return replace(
+            plan,
+            zero=layout.zero,
+            reshard_after_forward=layout.reshard_after_forward or layout.zero < 3,
+            recompute=layout.recompute,
+            overlap_gradients=False,  # they are summed once, after backward
         )
 
     def _find_stages(self, layout: ModuleLayout) -> str | tuple[int, ...]:
@@ -138,7 +207,9 @@ class StepPredictor:
         return tuple(end - start for start, end in pairwise(places))
 
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
-        key = layout.data, layout.pipeline, layout.zero, layout.shards
+        key: Hashable = layout.data, layout.pipeline, layout.zero, layout.shards
+        if layout.plan is not None:
+            key = key, layout.tensor, layout.num_microbatches, layout.plan.shardings
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
@@ -148,7 +219,7 @@ class StepPredictor:
         model = self.model
         figures = model.figures
         training = build_training(model, layout)
-        kept_graph = keep_more(model.graph, model.kept, at_end=layout.pipeline > 1)
+        kept_graph = self._build_cut_graph(layout) if layout.tensor > 1 else self._build_whole_graph(layout)
         graph = with_dtype(kept_graph, training.dtype)
         rank_memory = self.memory / layout.num_ranks if model.device == CPU else self.memory
         machine: Cluster
@@ -158,10 +229,25 @@ class StepPredictor:
             if layout.num_ranks == 1:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
             local_samples = model.batch // layout.data
+            num_units = count_units(graph, layout.zero)
             machine = build_machine(
-                figures, layout, training, local_samples, count_units(graph, layout.zero), rank_memory, model.device
+                figures, layout, training, local_samples, num_units, rank_memory, model.device, model.pace
             )
         return Problem(graph, machine, training)
+
+    def _build_whole_graph(self, layout: ModuleLayout) -> OperatorGraph:
+        return keep_more(self.model.graph, self.model.kept, at_end=layout.pipeline > 1)
+
+    def _build_cut_graph(self, layout: ModuleLayout) -> OperatorGraph:
+        """Return the graph of a layout whose operators take and keep what a rank's parts do."""
+        model = self.model
+        if model.cut_graph is None or layout.plan is None:
+            raise ValueError(f"tensor({layout.tensor}): a captured module and shardings are predicted, met none")
+        samples = max(model.batch // layout.data // layout.num_microbatches, 1)
+        graph = cut_times(model.cut_graph, layout.plan, samples, cluster(LIBRARY).accelerator)
+        saved = count_saved(graph, None)
+        kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
+        return keep_more(graph, kept, at_end=layout.pipeline > 1)
 
 
 def count_units(graph: OperatorGraph, zero: int) -> int:
@@ -251,17 +337,23 @@ def build_model(
             "passes: the captured operators by the cost model",
             f"machine: {LIBRARY} of the library, which is not this one; without --no-calibrate it is measured",
         )
-        return ModuleModel(captured, batch, precision, device, None, True, assumptions)
+        return ModuleModel(captured, batch, precision, device, None, True, assumptions, cut_graph=captured)
     is_captured = captured is not None and (not figures.blocks or count_layers(captured) == len(figures.blocks))
-    if captured is not None and is_captured:
-        graph = measure_operators(captured, figures, cluster(LIBRARY).accelerator)
+    core = cluster(LIBRARY).accelerator
+    cut_graph = None if captured is None else measure_operators(captured, figures, core)
+    if cut_graph is not None and is_captured:
+        graph = cut_graph
         source = "passes: the captured operators, which together take what the module was measured to"
     else:
         graph = build_block_graph(figures, dtype, "module")
         reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
         source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
-    model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,))
-    return replace(model, kept=find_kept(model, figures))
+    model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,), cut_graph=cut_graph)
+    model = replace(model, kept=find_kept(model, figures))
+    if captured is None or cut_graph is None:
+        return model
+    cut_kept = model.kept if is_captured else find_kept(replace(model, graph=cut_graph, kept=0.0), figures)
+    return replace(model, cut_kept=cut_kept, pace=find_pace(captured, figures, core) if is_captured else 0.0)
 
 
 def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:

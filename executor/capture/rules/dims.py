@@ -85,6 +85,8 @@ class DimUnifier:
         >>> dims = DimUnifier()
         >>> [part.size for part in dims.split([dims.create_dim(12), dims.create_dim(5)], (3, 20))]
         [3, 20]
+        >>> [part.size for part in dims.split([dims.create_dim(7), dims.create_dim(16, batch=True)], (112,))]
+        [112]
         """
         old_leaves = [leaf for dim in dims for leaf in dim.leaves]
         pieces = refine_sizes([leaf.size for leaf in old_leaves], list(sizes))
@@ -112,7 +114,8 @@ class DimUnifier:
     def _can_split(self, old_leaves: Sequence[Dim], pieces: Sequence[int]) -> bool:
         # samples are never split: a dim of the batch has one factor
         remaining_pieces = iter(pieces)
-        return not any(leaf.batch and len(_take_sizes(remaining_pieces, leaf.size)) > 1 for leaf in old_leaves)
+        leaf_sizes = [_take_sizes(remaining_pieces, leaf.size) for leaf in old_leaves]
+        return not any(leaf.batch and len(sizes) > 1 for leaf, sizes in zip(old_leaves, leaf_sizes, strict=True))
 
     def _split_leaves(self, old_leaves: Sequence[Dim], pieces: Sequence[int]) -> bool:
         """Split dims without factors into sizes ``pieces``; return False where that would split the batch."""

@@ -27,7 +27,7 @@ from meshwise.executor.modules.losses import call_module, read_loss
 from meshwise.executor.operators import calls, collectives, stage_compiler
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.recording.weight_files import read_weights
-from meshwise.scenarios.inputs.own_loop import parallelize
+from meshwise.scenarios.module_plans.own_loop import parallelize
 
 STEPS = 3
 

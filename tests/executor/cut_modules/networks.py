@@ -97,6 +97,23 @@ class Gated(nn.Module):
         return F.cross_entropy(logits, labels.flatten(), reduction="sum"), (labels != -100).sum()
 
 
+class Regrouped(nn.Module):
+    """Samples follow each other within a position, and factors of a width are regrouped inside heads that are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(WORDS, 16), nn.Linear(16, 4 * 480), nn.Linear(4 * 480, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        samples, length = ids.shape
+        rows = self.words(ids).transpose(0, 1).reshape(length * samples, -1)
+        heads = (
+            self.up(rows).view(-1, 4, 24, 20).view(len(rows), 4, 30, 16)
+        )  # 24 times 20 does not split into 30 times 16
+        y = self.down(heads.tanh().flatten(1)).view(length, samples, -1).transpose(0, 1)
+        return y.square().mean()
+
+
 class Perceptron(nn.Module):
     """Its outputs are no loss, and one of its layers has batch statistics."""
 
@@ -138,6 +155,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "packed": (Packed, draw_words),
     "dropout": (lambda: Packed(0.3), draw_words),
     "gated": (Gated, draw_labels),
+    "regrouped": (Regrouped, draw_words),
     "perceptron": (Perceptron, draw_floats),
     "hooked": (Hooked, draw_floats),
 }

@@ -51,7 +51,7 @@ def run_ranks(cases: list[dict[str, Any]], ranks: int, folder: Path, monkeypatch
 def test_ranks_compute_what_a_loop_of_torch_does_and_faults_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = ("packed", "gated", "perceptron", "dropout")
+    kinds = ("packed", "gated", "regrouped", "perceptron", "dropout")
     layouts = {kind: find_layout(kind, "tensor=2", monkeypatch).to_json() for kind in kinds}
     right: list[dict[str, Any]] = [{"kind": kind, "layout": layouts[kind], "max_norm": 0.5} for kind in kinds]
     right.insert(0, {"kind": "perceptron", "words": "tensor=2"})
@@ -71,6 +71,7 @@ def test_operators_are_cut_beside_the_batch(tmp_path: Path, monkeypatch: pytest.
     words = {
         "packed": "data=2,tensor=2,num_microbatches=2",
         "gated": "data=2,tensor=2",
+        "regrouped": "data=2,tensor=2",
         "perceptron": "data=2,tensor=2",
     }
     cases = [

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.launch.worker import run_rank
 from meshwise.executor.modules.sharding import find_rank
-from meshwise.scenarios.inputs.own_loop import parallelize
+from meshwise.scenarios.module_plans.own_loop import parallelize
 
 WORDS, WIDTH, SEED = 11, 8, 3
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from meshwise.executor.user_training.verification import _judge, _measure, _measure_all
+from meshwise.executor.user_training.verification import _judge, _measure, _measure_all, _measure_distance
 
 EXACT = torch.randn(512, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sign()
 NOISE = 0.05 * torch.randn(512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -37,3 +37,11 @@ def test_small_parameters_are_judged_together_and_stuck_ones_alone() -> None:
     assert all(difference.is_equal for difference in _measure_all(judgements, "small"))
     stuck = [_judge("stuck", torch.zeros(64), parts[0], parts[0]), *judgements[1:]]
     assert [difference.name for difference in _measure_all(stuck, "small") if not difference.is_equal] == ["stuck"]
+
+
+def test_noisy_elements_may_differ_and_others_may_not() -> None:
+    expected, noisy = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([False, True, False])
+    assert _measure_distance(torch.tensor([2.0, 0.5, 1.0]), expected, noisy) == 0.0
+    assert _measure_distance(torch.tensor([2.0, 0.5, 1.0]), expected, None) == 0.25
+    assert _measure_distance(torch.tensor([2.0, 0.5, 1.5]), expected, noisy) == 0.25
+    assert _measure_distance(torch.tensor([2.0, float("nan"), 1.0]), expected, noisy) != 0.0  # it is no rounding

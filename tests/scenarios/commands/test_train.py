@@ -59,7 +59,8 @@ def test_a_searched_plan_runs_beside_its_prediction_and_is_read_again(
     assert run(["train", file, "--steps", "6", "--processes", "2", "--out", "first", "--json"]) == 0
     output = capsys.readouterr()
     first = json.loads(output.out)
-    assert first["plan"]["data"] == 2 and first["plans"] == 4 * 2  # ZeRO 0 to 3, and 1 or 2 microbatches
+    # two data ranks with ZeRO 0 to 3, or two tensor ranks, with 1 or 2 microbatches
+    assert first["plan"]["data"] * first["plan"]["tensor"] == 2 and first["plans"] == (4 + 1) * 2
     assert first["predicted_step_time"] > 0 and first["tokens_per_second"] is None
     # 3 parameters of 4 bytes with gradients and two moments at least
     assert min(first["predicted_peak_memory"], first["peak_memory"]) > 3 * 4 * 3

@@ -9,9 +9,10 @@ pytest.importorskip("torch")
 
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.user_training.job import TrainJob
+from meshwise.scenarios.module_plans.choosing import choose, predict_layout
 from meshwise.scenarios.module_plans.layouts import find_choices, list_layouts
 from meshwise.scenarios.module_plans.plan_files import read_layout, write_plan
-from meshwise.scenarios.module_plans.planning import choose, list_numbers, plan_run
+from meshwise.scenarios.module_plans.planning import list_numbers, plan_run
 from meshwise.scenarios.module_plans.prediction import ModuleModel, StepPredictor, build_model
 from tests.scenarios.module_plans.modules import build_figures
 
@@ -22,7 +23,7 @@ def build(**changes: object) -> ModuleModel:
 
 def test_no_plan_is_faster_than_the_one_chosen() -> None:
     model = build()
-    planned = choose(model, None, [1, 2])
+    planned = choose(model, [1, 2])
     assert planned.prediction is not None and planned.runner_up is not None
     times = [
         StepPredictor(model).predict(layout).step_time
@@ -37,18 +38,16 @@ def test_no_plan_is_faster_than_the_one_chosen() -> None:
 
 def test_slow_messages_leave_one_rank() -> None:
     slow = tuple((name, 2, size, 9e-3) for name in ("all_reduce", "send") for size in (1024, 4096))
-    assert choose(build(collectives=slow), None, [1, 2]).layout == ModuleLayout()
+    assert choose(build(collectives=slow), [1, 2]).layout == ModuleLayout()
 
 
 def test_what_is_not_tried_is_told_with_its_reason() -> None:
-    planned = choose(build(whole_batch="samples are compared"), None, [1, 2])
+    planned = choose(build(whole_batch="samples are compared"), [1, 2])
     assert planned.layout.data == 1 and planned.num_plans == 2  # with and without recomputation
     assert planned.assumptions[1:] == (
         "not tried: ranks and microbatches that divide the batch, as samples are compared",
     )
-    statistics, states = choose(build(whole_microbatch="a norm", whole_states="two dtypes"), None, [1, 2]).assumptions[
-        1:
-    ]
+    statistics, states = choose(build(whole_microbatch="a norm", whole_states="two dtypes"), [1, 2]).assumptions[1:]
     assert statistics == "not tried: microbatches, as a norm" and states == "not tried: ZeRO, as two dtypes"
 
 
@@ -62,7 +61,7 @@ def test_a_plan_that_does_not_fit_is_not_chosen() -> None:
 
 def test_a_given_plan_is_kept_and_predicted() -> None:
     layout = ModuleLayout(2, zero=1)
-    planned = choose(build(), layout, [2])
+    planned = predict_layout(build(), layout)
     assert planned.layout == layout and planned.num_plans == 1 and not planned.list_reasons()
 
 
@@ -72,7 +71,7 @@ def test_ranks_are_those_asked_for_or_divide_the_batch() -> None:
 
 
 def test_plan_files_are_read_again(tmp_path: Path) -> None:
-    planned = choose(build(), None, [1, 2])
+    planned = choose(build(), [1, 2])
     assert read_layout(write_plan(planned, tmp_path)) == planned.layout
     (tmp_path / "plan.json").write_text('{"module_layout": {"data": 0}}')
     with pytest.raises(ValueError, match="as `meshwise train --out` writes it"):
@@ -83,7 +82,8 @@ def test_what_cannot_be_read_is_told_and_fails_nothing(tmp_path: Path) -> None:
     job = TrainJob(str(tmp_path / "none.py"), ModuleLayout(2), 3)
     planned = plan_run(job, layout=None, processes=2, calibrates=True)
     assert planned.layout == ModuleLayout(2) and planned.prediction is None
-    assert planned.assumptions[0].startswith("not predicted: ") and "none.py" in planned.assumptions[0]
+    assert "none.py" in planned.failure
+    assert planned.list_assumptions() == [f"not predicted: {planned.failure}"]
 
 
 def test_a_module_that_is_not_captured_needs_figures(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_module_that_is_not_captured_needs_figures(tmp_path: Path) -> None:
     job = TrainJob(str(tmp_path / "mine.py"), ModuleLayout(2), 3)
     planned = plan_run(job, layout=None, processes=2, calibrates=False)
     assert planned.layout == ModuleLayout(2)
-    assert "a prediction without a calibration needs a captured module" in planned.assumptions[0]
+    assert "a prediction without a calibration needs a captured module" in planned.failure
 
 
 def test_a_captured_module_is_predicted_without_a_calibration(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import meshwise  # noqa: E402
 from meshwise.executor.modules.layout import ModuleLayout  # noqa: E402
 from meshwise.executor.modules.step import TrainingStep  # noqa: E402
 from meshwise.executor.stages.parallelize import read_layout  # noqa: E402
-from meshwise.scenarios.inputs.own_loop import parallelize  # noqa: E402
+from meshwise.scenarios.module_plans.own_loop import parallelize  # noqa: E402
 
 
 def test_a_module_without_cuts_is_trained_whole() -> None:

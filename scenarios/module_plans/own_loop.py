@@ -1,5 +1,6 @@
 """The step of training in a loop of the user's own, whole on every rank, in stages, or with cut operators."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,14 +8,22 @@ from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
+    from meshwise.executor.cut_modules.cut_stages import CutStagesStep
     from meshwise.executor.cut_modules.step import CutStep
+    from meshwise.executor.module_measures.figures import ModuleFigures
+    from meshwise.executor.module_measures.live_module import LiveModule
+    from meshwise.executor.module_measures.searched_step import SearchedStep
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.step import TrainingStep
+    from meshwise.scenarios.module_plans.choosing import PlannedRun
+
+SEARCH = "search"
+"""The plan that is searched for."""
 
 
 def parallelize(
     module: Any, plan: "Plan | ModuleLayout | str | Path | None" = None, **options: Any
-) -> "TrainingStep | CutStep":
+) -> "TrainingStep | CutStep | CutStagesStep | SearchedStep":
     """Return the step of training of a module under a plan, in a loop of the user's own.
 
     It is called on every rank that a launcher such as torchrun has started. What it returns is called with the samples
@@ -28,6 +37,7 @@ def parallelize(
     plan
         A plan or the file of one, words such as ``data=2,zero=3`` or ``data=2,tensor=2``, or a `ModuleLayout`; by
         default data parallelism over all ranks. Words with ``tensor`` have the shardings of operators searched for.
+        ``search`` has the whole plan searched for at the first batch, for which the module is measured some seconds.
     options
         Those of `meshwise.executor.stages.parallelize.parallelize`: ``optimizer``, ``scheduler``, ``loss``,
         ``precision``, ``max_norm``, ``learning_rate`` and ``seed``.
@@ -49,17 +59,55 @@ def parallelize(
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     join_ranks()
-    layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
-    if layout.tensor == 1:
+    layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
+    if isinstance(layout, ModuleLayout) and layout.tensor == 1:
         return parallelize_whole(module, layout, **options)
+    if not isinstance(module, nn.Module):
+        module = start_module(module, options.get("seed", 0)).build()
+    if not isinstance(layout, ModuleLayout):
+        return _search(module, **options)
 
     def choose_plan(captured: "CapturedModule") -> Plan:
         samples = captured.batch // layout.data
         degrees = {"data": layout.data, "tensor": layout.tensor, "num_microbatches": layout.num_microbatches}
         return choose_cuts(captured.graph, samples=samples, **degrees)
 
-    if not isinstance(module, nn.Module):
-        module = start_module(module, options.get("seed", 0)).build()
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
     return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)
+
+
+def _search(module: Any, *, optimizer: Any = None, learning_rate: float = 1e-3, **options: Any) -> "SearchedStep":
+    """Return the step whose plan is searched for at its first batch."""
+    from meshwise.executor.module_measures.searched_step import SearchedStep
+    from meshwise.executor.modules.optimizers import make_adamw
+    from meshwise.scenarios.module_plans.planning import CALIBRATION_SECONDS
+
+    factory = make_adamw(learning_rate) if optimizer is None else optimizer
+    return SearchedStep(module, plan_live, CALIBRATION_SECONDS, optimizer=factory, **options)
+
+
+def plan_live(live: "LiveModule", figures: "ModuleFigures") -> "PlannedRun":
+    """Return the plan of a module in a loop of the user's own, on all ranks that there are.
+
+    Raises
+    ------
+    ValueError
+        Where no plan divides the batch.
+    """
+    from meshwise.scenarios.module_plans.choosing import choose, first_line
+    from meshwise.scenarios.module_plans.prediction import build_model
+
+    captured, why_not, has_weight = None, "", False
+    try:
+        captured = live.capture()
+        has_weight = live.has_weight()
+    except ValueError as error:
+        why_not = first_line(error)
+    model = build_model(figures, captured, live.samples, live.precision, live.device.type, why_not)
+    return choose(
+        replace(model, has_weight=has_weight),
+        [live.num_ranks],
+        require=live.require_cuts if live.is_global else None,
+        keep=lambda layout: live.is_global or layout.data == layout.num_ranks,
+    )
