@@ -6,6 +6,7 @@ read into, stay what they are, and are constants for operations on others.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -210,9 +211,10 @@ class Recorder(TorchDispatchMode):
         sources = [lifted.get(id(tensor), tensor) for tensor in tensors]
         arguments = self._replace(args, kwargs)
         read_slots = [self.find_slot(tensor) for tensor in sources]
-        try:
-            result = function(*args, **kwargs)
-        except Exception:
+        result, has_shapes = None, False
+        with suppress(Exception):
+            result, has_shapes = function(*args, **kwargs), True
+        if not has_shapes:  # what it raises with values has no other error before it
             result = self._find_shapes(function, args, kwargs)
             if mutated:
                 self.refuse(f"{overload}, which runs on values only")

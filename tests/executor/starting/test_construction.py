@@ -55,9 +55,9 @@ def catch_own_error() -> nn.Module:
 )
 def test_errors_of_a_program_come_out_once(build: Any, kind: type[Exception], message: str) -> None:
     program = Program(build)
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as caught:
         start_module(program, 0)
-    assert program.count == 1
+    assert program.count == 1 and caught.value.__context__ is None
 
 
 def test_an_error_that_a_program_catches_is_caught() -> None:
