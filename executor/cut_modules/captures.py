@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
@@ -20,7 +19,7 @@ from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
-from meshwise.executor.modules.quiet import drop_nothing
+from meshwise.executor.modules.quiet import drop_nothing, list_dropouts
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.strategies.operators.choices import find_cut_violation
@@ -169,7 +168,7 @@ def require_same_module(plan: Plan, captured: CapturedModule, module: nn.Module)
         for name in (block.name, occurrence)
         for operator in block.operators
     }
-    drops_nothing = any(isinstance(part, _DropoutNd) and part.p == 0 for part in module.modules())
+    drops_nothing = any(getattr(part, name) == 0 for part, name in list_dropouts(module))
     degrees = {axis.name: axis.size for axis in plan.mesh.axes}
     for sharding in plan.shardings:
         if sharding.operator not in operators:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -37,7 +36,7 @@ from meshwise.executor.cut_modules.whole_states import put_parts
 from meshwise.executor.modules.batches import count_samples
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import LossKind, compute_own_loss
-from meshwise.executor.modules.quiet import keep_quiet
+from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
 from meshwise.executor.recording.tensors import to_local
@@ -140,9 +139,10 @@ class CutStagesStep(PipelinedStep):
         """Return the graph that computes the weight of the loss; ``None`` for a mean over samples."""
         kind = LossKind.LABELS if self._loss_kind is LossKind.SHARES else self._loss_kind
         if kind is LossKind.SAMPLES:
-            with keep_quiet(structure), torch.no_grad():
-                if compute_own_loss(structure, example, self.loss).weight is None:
-                    return None
+            with keep_quiet(structure):
+                value = run_without_gradients(lambda: compute_own_loss(structure, example, self.loss))
+            if value.weight is None:
+                return None
         return export_step(structure, self.loss, example, kind)
 
     def _sum_parts(self) -> None:

@@ -53,7 +53,7 @@ from meshwise.executor.modules.losses import (
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, build_scheduler
-from meshwise.executor.modules.quiet import KeepDouble, keep_quiet, turn_to_double
+from meshwise.executor.modules.quiet import KeepDouble, keep_quiet, run_without_gradients, turn_to_double
 from meshwise.executor.modules.sharding import DTYPES, count_ranks, find_rank
 from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
 from meshwise.executor.operators.collectives import RankMesh
@@ -234,8 +234,8 @@ class CutStep:
             with self._find_precision_context():
                 tolerance = 2e-2 if DTYPES[self.precision].itemsize == 2 else None
                 require_mean_over_samples(self.module, batch, self.loss, tolerance)
-                with keep_quiet(self.module), torch.no_grad():
-                    value = compute_own_loss(self.module, batch, self.loss)
+                with keep_quiet(self.module):
+                    value = run_without_gradients(lambda: compute_own_loss(self.module, batch, self.loss))
             if value.weight is not None:
                 met = f"met {self.layout.num_microbatches} microbatches"
                 raise LossError(f"a loss (sum, weight) of a cut module is of a whole batch, {met}; nearest: 1")

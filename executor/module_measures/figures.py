@@ -4,12 +4,13 @@ All are of this module alone, in seconds and bytes, measured on all ranks at onc
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwise.simulator.brief import brief_repr
+from meshwise.strategies.plan.plan import Plan
 
 CollectiveRow = tuple[str, int, int, float]
 """Name of a collective, ranks, bytes and seconds."""
@@ -47,6 +48,34 @@ class BlockFigures:
     def from_json(cls, document: Mapping[str, Any]) -> "BlockFigures":
         """Return the figures of plain data."""
         return cls(**dict(document) | {"shapes": tuple(map(tuple, document["shapes"]))})
+
+
+@dataclass(frozen=True, slots=True)
+class CutFigures:
+    """The program of a rank of the module whose operators are cut over ``tensor`` ranks.
+
+    Parameters
+    ----------
+    samples
+        Those of a pass, fewer and more, which all these ranks have.
+    passes
+        Seconds of forward and backward together with either number of samples, with all messages of them.
+    messages
+        Of these the seconds of messages on the rank that waits least.
+    peak
+        Most bytes of tensors in passes of the larger number, above those that were there before.
+    """
+
+    tensor: int
+    samples: tuple[int, int]
+    passes: tuple[float, float]
+    messages: tuple[float, float]
+    peak: float
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "CutFigures":
+        """Return the figures of plain data."""
+        return cls(**dict(document) | {name: tuple(document[name]) for name in ("samples", "passes", "messages")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +126,8 @@ class ModuleFigures:
         Why ranks share no states, or empty.
     collectives
         Messages of all sizes between ranks.
+    cuts
+        Programs of cut operators, one for a number of ranks.
     """
 
     samples: tuple[int, int]
@@ -124,6 +155,7 @@ class ModuleFigures:
     whole_microbatch: str
     whole_states: str
     collectives: tuple[CollectiveRow, ...]
+    cuts: tuple[CutFigures, ...] = ()
 
     __repr__ = brief_repr()
 
@@ -144,6 +176,7 @@ class ModuleFigures:
         lists: dict[str, Any] = {name: tuple(document[name]) for name in ("samples", "passes")}
         lists["blocks"] = tuple(map(BlockFigures.from_json, document["blocks"]))
         lists["collectives"] = tuple(map(tuple, document["collectives"]))
+        lists["cuts"] = tuple(map(CutFigures.from_json, document["cuts"]))
         return cls(**document | parts | lists)
 
 
@@ -152,6 +185,19 @@ def figures_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.figures"
 
 
-def start_file(folder: Path) -> Path:
-    """Return the path of the file whose presence has ranks begin to measure."""
-    return folder / "start-measuring"
+START_FILE = "start-measuring"
+"""The file whose presence has ranks begin to measure; it has the plans whose cut operators they measure."""
+
+
+def write_start(folder: Path, plans: Iterable[Plan]) -> None:
+    """Have ranks begin to measure, also what they have under some plans that cut operators."""
+    path = folder / START_FILE
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps([plan.to_json() for plan in plans]))
+    draft.replace(path)
+
+
+def read_start(folder: Path) -> list[Plan] | None:
+    """Return the plans of `write_start`; ``None`` where it is not written yet."""
+    path = folder / START_FILE
+    return [Plan.from_json(document) for document in json.loads(path.read_text())] if path.exists() else None

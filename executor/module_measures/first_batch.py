@@ -5,14 +5,13 @@ from contextlib import redirect_stdout
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from meshwise.executor.capture.capture import capture, format_error
 from meshwise.executor.cut_modules.captures import take_tensors
 from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, select_samples
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
-from meshwise.executor.modules.quiet import keep_quiet
+from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile
@@ -75,5 +74,5 @@ def capture_graph(module: nn.Module, batch: Any, loss: LossFunction | None) -> O
 def has_weighted_loss(module: nn.Module, batch: Any, loss: LossFunction | None) -> bool:
     """Return whether a loss is a pair (sum, weight)."""
     samples = select_samples(batch, 0, min(count_samples(batch), CAPTURED_SAMPLES))
-    with keep_quiet(module), torch.no_grad():
-        return compute_own_loss(module, samples, loss).weight is not None
+    with keep_quiet(module):
+        return run_without_gradients(lambda: compute_own_loss(module, samples, loss)).weight is not None

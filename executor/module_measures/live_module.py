@@ -1,5 +1,6 @@
 """A module in a loop of the user's own with its first batch: measured, captured and checked on copies."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from meshwise.executor.modules.sharding import count_ranks, find_rank
 from meshwise.executor.operators.layouts import Layouts
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.simulator.operator_graph import OperatorGraph
+from meshwise.strategies.plan.plan import Plan
 
 
 class LiveModule:
@@ -52,12 +54,15 @@ class LiveModule:
             module, optimizer, loss, precision, device, self._select_own(num_samples) if is_global else batch
         )
 
-    def measure(self, seconds: float) -> ModuleFigures:
-        """Return what it takes, measured for about ``seconds`` on all ranks, which call this together."""
+    def measure(self, seconds: float, plans: Sequence[Plan] = ()) -> ModuleFigures:
+        """Return what it takes, measured for about ``seconds`` on all ranks, which call this together.
+
+        Plans have the operators cut over some of the ranks.
+        """
         if self.num_ranks > 1 and self.device.type == "cuda" and "cpu:" not in str(dist.get_backend_config()):
             met = f"met {dist.get_backend()}"
             raise UserError(f"search: ranks exchange numbers on the host too, {met}; nearest: cpu:gloo,cuda:nccl")
-        return measure_module(self._source, seconds)
+        return measure_module(self._source, seconds, plans)
 
     def capture(self) -> OperatorGraph:
         """Return the operator graph; ``ValueError`` where it cannot be captured."""

@@ -8,7 +8,7 @@ measured apart. A prediction puts them together as the plan says.
 import inspect
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,12 +26,14 @@ from meshwise.executor.calibration.figures import MESSAGES
 from meshwise.executor.calibration.measures import build_own_mesh, measure_collectives, measure_mean, measure_times
 from meshwise.executor.launch.process_group import join_process_group
 from meshwise.executor.module_measures.block_clock import BlockClock
+from meshwise.executor.module_measures.cut_program import CutProgram, build_rank_mesh, count_operator_ranks
 from meshwise.executor.module_measures.figures import (
     BlockFigures,
     CollectiveRow,
+    CutFigures,
     ModuleFigures,
     figures_file,
-    start_file,
+    read_start,
 )
 from meshwise.executor.module_measures.source import ModuleSource, read_source
 from meshwise.executor.modules.batch_norms import normalise_globally
@@ -56,6 +58,7 @@ from meshwise.executor.recording.rank_files import Heartbeat
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source
+from meshwise.strategies.plan.plan import Plan
 
 FEWER = 4
 """The larger number of samples of a pass over the smaller one, where it is large enough."""
@@ -67,6 +70,8 @@ LOOPS = 60
 """Steps of nothing, by which the seconds of a step besides its passes are known."""
 MOST_MESSAGES = 30
 """Messages of a size at most: between two of them a rank computes, which takes longer than small ones."""
+FEWEST_CUT_SAMPLES = 2
+"""Samples of a microbatch whose operators are cut, at least."""
 WAIT = 0.02
 """Seconds between two looks for the file that has ranks begin."""
 
@@ -81,18 +86,19 @@ def measure_rank(path: Path, rank: int, seconds: float) -> None:
     heartbeat.beat("start")
     accelerator, user_file = find_accelerator(job.device), load_source(job)
     with join_process_group(folder, job.timeout, accelerator):
-        while not start_file(folder).exists():
+        while (plans := read_start(folder)) is None:
             heartbeat.beat("waiting")
             time.sleep(WAIT)
         heartbeat.beat("reading batches")
         source = read_source(job, user_file, accelerator.device, rank, dist.get_world_size())
-        Measurement(source, seconds, heartbeat.beat).run().write(figures_file(folder, rank))
+        Measurement(source, seconds, heartbeat.beat, plans).run().write(figures_file(folder, rank))
 
 
-def measure_module(source: ModuleSource, seconds: float) -> ModuleFigures:
+def measure_module(source: ModuleSource, seconds: float, plans: Sequence[Plan] = ()) -> ModuleFigures:
     """Return what a module takes, measured for about ``seconds`` on all ranks of this process group together.
 
-    Random draws are as before afterwards. Without a process group this process is the only rank.
+    Plans have the operators cut over some of the ranks. Random draws are as before afterwards. Without a process group
+    this process is the only rank.
     """
     numpy_draws, own_draws = np.random.get_state(), random.getstate()
     is_alone = not dist.is_initialized()
@@ -100,7 +106,7 @@ def measure_module(source: ModuleSource, seconds: float) -> ModuleFigures:
         dist.init_process_group("gloo", store=make_own_store(), rank=0, world_size=1)
     try:
         with keep_draws():
-            return Measurement(source, seconds).run()
+            return Measurement(source, seconds, plans=plans).run()
     finally:
         if is_alone:
             dist.destroy_process_group()
@@ -134,10 +140,22 @@ def measure_loop() -> float:
 
 
 class Measurement:
-    """The measurement of one module, on this rank together with all others."""
+    """The measurement of one module, on this rank together with all others.
 
-    def __init__(self, source: ModuleSource, seconds: float, note: Callable[[str], None] = lambda text: None) -> None:
-        self.source, self.seconds, self.note = source, seconds, note
+    Parameters
+    ----------
+    plans
+        Those whose cut operators are measured too, each for another number of ranks.
+    """
+
+    def __init__(
+        self,
+        source: ModuleSource,
+        seconds: float,
+        note: Callable[[str], None] = lambda text: None,
+        plans: Sequence[Plan] = (),
+    ) -> None:
+        self.source, self.seconds, self.note, self.plans = source, seconds, note, plans
         self.device, self.batch = source.device, source.batch
         self.num_ranks, self.rank = dist.get_world_size(), dist.get_rank()
 
@@ -189,6 +207,8 @@ class Measurement:
             reduction = self._measure(self._reduce_losses)
             largest = max(count_bytes(trained), more * max((part.output for part in parts), default=0.0))
             rows = self._measure_messages(largest)
+            self.note("cut operators")
+        cuts = tuple(self._measure_cuts(more))
         return ModuleFigures(
             samples=(fewer, more),
             passes=(passes[0], passes[1]),
@@ -215,6 +235,7 @@ class Measurement:
             whole_microbatch=f"{norms[0][0]} takes statistics over a batch" if norms else "",
             whole_states=whole_states,
             collectives=tuple(rows),
+            cuts=cuts,
         )
 
     def _find(self, module: nn.Module, blocks: list[nn.Module]) -> Findings:
@@ -351,14 +372,32 @@ class Measurement:
         spans = [later - earlier for earlier, later in zip(marks, [*marks[1:], end], strict=True)]
         return forward, [0.0, *reversed(spans), marks[0] - turn]
 
-    def _record_peak(self, run: Callable[[], Any]) -> float:
+    def _measure_cuts(self, samples: int) -> Iterator[CutFigures]:
+        """Yield the figures of programs of cut operators, of which a group has as many samples as its ranks."""
+        for plan in self.plans:
+            tensor = count_operator_ranks(plan)
+            if tensor == 1 or self.num_ranks % tensor:
+                continue
+            ranks = build_rank_mesh(plan, self.device)
+            more = samples * tensor
+            fewer = max(more // FEWER, FEWEST_CUT_SAMPLES)
+            try:
+                programs = [CutProgram(self.source, plan, ranks, number) for number in (fewer, more)]
+            except ValueError:  # on all ranks alike; a run of such a plan is refused with the reason
+                continue
+            passes = [self._measure(program.run) for program in programs]
+            messages = [-self._find_slowest(-median(program.messages)) for program in programs]
+            peak = self._record_peak(programs[1].run, keeps_results=False)
+            yield CutFigures(tensor, (fewer, more), (passes[0], passes[1]), (messages[0], messages[1]), peak)
+
+    def _record_peak(self, run: Callable[[], Any], *, keeps_results: bool = True) -> float:
         """Return the most bytes of tensors while something runs, above those before."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
             run()
             return float(torch.cuda.max_memory_allocated(self.device) - before)
-        with record_tensor_peak() as peak:
+        with record_tensor_peak(keeps_results=keeps_results) as peak:
             run()
         return float(peak.size)
 

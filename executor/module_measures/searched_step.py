@@ -1,6 +1,6 @@
 """A step of training whose layout is searched for at its first batch: `SearchedStep`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from meshwise.executor.modules.states import export_weights, find_newest, read_s
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.stages.parallelize import make_step
+from meshwise.strategies.plan.plan import Plan
 
 
 class Planned(Protocol):
@@ -37,8 +38,14 @@ class Planned(Protocol):
         """Its step time and memory."""
 
 
-PlanSearch = Callable[[LiveModule, ModuleFigures], Planned]
-"""Returns the plan of a module from what was measured of it."""
+class PlanSearch(Protocol):
+    """A search of the first rank."""
+
+    def choose_cuts(self, live: LiveModule) -> Sequence[Plan]:
+        """Return how operators may be cut, which is then measured."""
+
+    def choose(self, live: LiveModule, figures: ModuleFigures) -> Planned:
+        """Return the plan of a module from what was measured of it."""
 
 
 class SearchedStep:
@@ -179,16 +186,21 @@ class SearchedStep:
                 precision=self._precision,
                 device=self.device,
             )
-            figures = live.measure(self._seconds)
-            answer: list[Any] = [None]
-            if self.rank == 0:
-                try:
-                    answer[0] = self._search(live, figures)
-                except Exception as error:  # all ranks wait for an answer
-                    answer[0] = str(error) or type(error).__name__
-        if self.num_ranks > 1:
-            dist.broadcast_object_list(answer, 0)
-        if isinstance(answer[0], str):
-            raise ValueError(f"search: {answer[0]}; nearest: a plan such as data={self.num_ranks}")
-        planned: Planned = answer[0]
+            cuts: Sequence[Plan] = self._ask_first_rank(lambda: list(self._search.choose_cuts(live)))
+            figures = live.measure(self._seconds, cuts)
+            planned: Planned = self._ask_first_rank(lambda: self._search.choose(live, figures))
         return planned
+
+    def _ask_first_rank(self, answer: Callable[[], Any]) -> Any:
+        """Return on all ranks what the first one answers, which is no text; its error is that of all."""
+        answers: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                answers[0] = answer()
+            except Exception as error:  # all ranks wait for an answer
+                answers[0] = str(error) or type(error).__name__
+        if self.num_ranks > 1:
+            dist.broadcast_object_list(answers, 0)
+        if isinstance(answers[0], str):
+            raise ValueError(f"search: {answers[0]}; nearest: a plan such as data={self.num_ranks}")
+        return answers[0]

@@ -1,4 +1,4 @@
-"""What ranks must have in common under shards: equal first states, units of their own, and one course of a step.
+"""What ranks must have in common: equal first states and buffers, and under shards units and one course of a step.
 
 Ranks gather the shards of a unit together. Where one of them runs another unit, gathers of equal size are paired
 wrongly without any error, so that the order in which units run is compared before a step counts.
@@ -10,9 +10,12 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from meshwise.executor.modules.losses import LossError
 from meshwise.executor.recording.private_torch import is_compiled
 from meshwise.executor.recording.rank_files import UserError
 
@@ -32,6 +35,51 @@ class CallCourse:
         """Return a number of the course since the last one was taken."""
         digest, self._digest = self._digest, 0
         return float(digest)
+
+
+class RenewedBuffers:
+    """Finds buffers that a step makes of the samples of one rank or microbatch, where one process has one of all.
+
+    Averages of codes are such buffers, and so are running statistics of norms of the user's own; torch's batch norms
+    have those of all ranks. Whole numbers, such as counters of steps, do not count.
+
+    Parameters
+    ----------
+    module
+        As it is before a step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        norms = {id(part) for part in module.modules() if isinstance(part, _BatchNorm)}
+        self._buffers = {
+            f"{name}.{key}".lstrip("."): buffer
+            for name, part in module.named_modules()
+            if id(part) not in norms
+            for key, buffer in part.named_buffers(recurse=False)
+            if buffer.is_floating_point() and buffer.numel()
+        }
+        self._earlier = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
+
+    def require_equal(self, num_microbatches: int) -> None:
+        """Raise `LossError` where ranks have renewed a buffer differently, or several microbatches have renewed one."""
+        for name, buffer in self._buffers.items():
+            change = torch.stack((self._measure(buffer), self._measure(self._earlier[name])))
+            is_renewed = bool(change[0] != change[1])
+            extremes = torch.stack((change[0], -change[0], change.new_tensor(float(is_renewed))))
+            if dist.is_initialized():
+                dist.all_reduce(extremes, dist.ReduceOp.MAX)
+            most, least, renewed = extremes.tolist()
+            rule = f"a buffer that forward renews is made of the whole batch, met {name}, which has the samples of"
+            if most != -least:
+                raise LossError(f"{rule} a rank; nearest: data=1, or a sum over ranks by torch.distributed in forward")
+            if renewed and num_microbatches > 1:
+                raise LossError(f"{rule} a microbatch; nearest: num_microbatches=1")
+
+    @staticmethod
+    def _measure(buffer: Tensor) -> Tensor:
+        """Return a number that changes with the values of a buffer and with their order."""
+        values = buffer.detach().double().nan_to_num().flatten()
+        return (values * torch.arange(1, len(values) + 1, device=values.device, dtype=values.dtype).sqrt()).sum()
 
 
 class CompilerError(UserError):

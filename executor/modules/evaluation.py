@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwise.executor.modules.batches import count_samples
-from meshwise.executor.modules.quiet import keep_draws, reshard
+from meshwise.executor.modules.quiet import keep_draws, reshard, run_without_gradients
 from meshwise.executor.recording.rank_files import UserError
 
 EvaluateFunction = Callable[[nn.Module, Any], Any]
@@ -102,7 +103,8 @@ def evaluate_module(
             raise EvaluationError("evaluation_data() has a batch for every rank, met a rank without; nearest: data=1")
         current = item if item is not None else EvaluationBatch(last_batch, False)
         batch = current.batch
-        figures = function(module, dict(batch) if isinstance(batch, dict) else batch)  # users take labels out of theirs
+        own_batch = dict(batch) if isinstance(batch, dict) else batch  # users take labels out of theirs
+        figures = run_without_gradients(partial(function, module, own_batch))
         if current.is_counted:
             sums.add(figures, count_samples(batch))
         last_batch = batch

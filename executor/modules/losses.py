@@ -26,7 +26,7 @@ from meshwise.executor.modules.calls import (
     may_take_num_items,
     takes_num_items,
 )
-from meshwise.executor.modules.quiet import keep_quiet
+from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
 from meshwise.executor.recording.rank_files import UserError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -228,7 +228,7 @@ def _try_labels(module: nn.Module, batch: Any) -> LossKind:
     count = count_labels(module, samples)
     if not count:
         return LossKind.SAMPLES
-    with keep_quiet(module), torch.no_grad():
+    with keep_quiet(module), torch.no_grad():  # models of transformers take no gradients themselves
         if may_take_num_items(module):
             once, twice = (float(compute_loss(module, samples, None, num_items=count * n).total) for n in (1, 2))
             if abs(once - 2 * twice) <= 1e-2 * abs(once):
@@ -268,10 +268,15 @@ def require_mean_over_samples(
         return
     half = num_samples // 2
     ranges = ((0, num_samples), (0, num_samples), (0, half), (half, num_samples))
-    with keep_quiet(module), torch.no_grad():
-        parts = [select_samples(samples, first, end) for first, end in ranges]
-        num_items = count_labels(module, parts[0]) if kind is LossKind.SHARES else None
-        losses = [compute_loss(module, part, loss, kind, num_items) for part in parts]
+    parts = [select_samples(samples, first, end) for first, end in ranges]
+    num_items = count_labels(module, parts[0]) if kind is LossKind.SHARES else None
+
+    def compute_losses() -> list[WeightedLoss]:
+        losses = (compute_loss(module, part, loss, kind, num_items) for part in parts)
+        return [item._replace(total=item.total.detach()) for item in losses]
+
+    with keep_quiet(module):
+        losses = run_without_gradients(compute_losses)
     whole, again, first_half, second_half = (float(item.total) for item in losses)
     limit = TOLERANCES.get(losses[0].total.dtype, 1e-3) if tolerance is None else tolerance
     limit *= max(abs(whole), abs(first_half), abs(second_half), 1e-6)

@@ -1,14 +1,16 @@
 """A module for trials whose results are compared, without draws of dropout, batch statistics and lower precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -70,6 +72,21 @@ def keep_quiet(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
+
+
+def run_without_gradients(run: Callable[[], Result]) -> Result:
+    """Return what a function of a module returns, without gradients unless it takes some itself.
+
+    So do networks of physics, whose loss has derivatives of their outputs.
+    """
+    try:
+        with torch.no_grad():
+            return run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        with torch.enable_grad():
+            return run()
 
 
 def turn_to_double(module: Any) -> None:

@@ -16,7 +16,13 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, split_evenly, to_device, to_double
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.calls import count_items_of_step, takes_num_items
-from meshwise.executor.modules.courses import CallCourse, broadcast_states, list_own_units, require_compiled_units
+from meshwise.executor.modules.courses import (
+    CallCourse,
+    RenewedBuffers,
+    broadcast_states,
+    list_own_units,
+    require_compiled_units,
+)
 from meshwise.executor.modules.evaluation import EvaluateFunction, EvaluationBatch, evaluate_module, keep_training
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
@@ -141,13 +147,17 @@ class TrainingStep:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
         batch = self._place(batch)
         microbatches = split_evenly(batch, self.layout.num_microbatches, "microbatches")
+        is_first = self._trained is None
         optimizer, scheduler = self._trained or self._begin(batch)
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         parts = self.layout.num_microbatches, self.layout.data
         step_loss = StepLoss(*parts, self.device, has_shares=num_items is not None, is_counted=self._is_counted)
+        renewed = self._watch_buffers() if is_first else None
         with keep_draws():  # those of the user's data are no part of a step
             torch.manual_seed(((self.seed * SEED_STRIDE + self.step_number) * SEED_STRIDE + self._draw_rank) % 2**63)
             self._run_passes(microbatches, step_loss, num_items)
+        if renewed is not None:
+            renewed.require_equal(self.layout.num_microbatches)
         mean_loss, factor = step_loss.reduce()
         self._require_same_course(count_samples(batch), is_mean=step_loss.is_mean)
         self._finish_gradients(factor)
@@ -204,6 +214,11 @@ class TrainingStep:
                 with find_precision_context(self.module, self.device, self.precision):
                     loss = compute_loss(self.module, microbatch, self.loss, self._loss_kind, num_items)
                 step_loss.add(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _watch_buffers(self) -> RenewedBuffers | None:
+        """Return what looks at the buffers of the first step; ``None`` for a batch that is not divided."""
+        is_divided = self.num_ranks > 1 or self.layout.num_microbatches > 1
+        return RenewedBuffers(unwrap(self.module)) if is_divided else None
 
     def _end_update(self) -> None:
         """Drop the gradients of a step that is done."""

@@ -1,4 +1,8 @@
-"""The bytes of tensors on cores, of which torch has no counter: its profiler tells every allocation and every free."""
+"""The bytes of tensors on cores, of which torch has no counter: its profiler tells allocations and frees.
+
+It tells those of the thread that is recorded. A message's tensor is freed by the thread that sends it, if that drops it
+last: such a free is not told, at random.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,24 +24,47 @@ class TensorPeak:
 
 
 @contextmanager
-def record_tensor_peak() -> Iterator[TensorPeak]:
-    """Record the most bytes that the body allocates on cores above those at its start, in any thread and in C++."""
+def record_tensor_peak(*, keeps_results: bool = True) -> Iterator[TensorPeak]:
+    """Record the most bytes that the body allocates on cores above those at its start, in C++ as well.
+
+    Parameters
+    ----------
+    keeps_results
+        Whether tensors that the body makes may be there when it ends; else those are taken to be freed unseen.
+    """
     peak = TensorPeak()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield peak
-    peak.size = find_peak(read_allocations(profiler, "cpu"))
+    peak.size = find_peak(read_allocations(profiler, "cpu"), keeps_results=keeps_results)
 
 
-def find_peak(allocations: Sequence[Allocation]) -> int:
+def find_peak(allocations: Sequence[Allocation], *, keeps_results: bool = True) -> int:
     """Return the most bytes at once above those at the start, of which those that are freed have no allocation here.
+
+    An address that is given again was freed unseen; that is taken to have been at once, as a message is short.
 
     >>> find_peak([Allocation(1, 10, 8), Allocation(2, 20, 4), Allocation(3, 10, -8), Allocation(4, 30, 6)])
     12
+    >>> find_peak([Allocation(1, 10, 8), Allocation(2, 20, 4), Allocation(3, 10, 2)])
+    8
+    >>> find_peak([Allocation(1, 10, 3), Allocation(2, 20, 4), Allocation(3, 20, -4)], keeps_results=False)
+    4
     """
+    newest: dict[int, int] = {}  # address -> place of its last allocation
+    unseen: set[int] = set()
+    for place, allocation in enumerate(allocations):
+        if allocation.size < 0:
+            newest.pop(allocation.address, None)
+        else:
+            if allocation.address in newest:
+                unseen.add(newest[allocation.address])
+            newest[allocation.address] = place
+    if not keeps_results:
+        unseen.update(newest.values())
     size = peak = 0
-    for allocation in allocations:
-        size += allocation.size
-        peak = max(peak, size)
+    for place, allocation in enumerate(allocations):
+        peak = max(peak, size + allocation.size)
+        size += 0 if place in unseen else allocation.size
     return peak
 
 

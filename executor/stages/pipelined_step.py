@@ -135,6 +135,9 @@ class PipelinedStep(TrainingStep):
         cuts = choose_cuts(step, operators, num_stages, self.layout.cuts, blocks)
         return divide_graph(step, operators, cuts, blocks)
 
+    def _watch_buffers(self) -> None:
+        """Watch none: `_require_equal_buffers` knows from the graph which ones forward renews."""
+
     def _require_equal_buffers(self, step: StepGraph) -> None:
         """Raise where ranks would have different buffers: each renews them from its own samples."""
         names = [name for name in step.updates if self.module.get_buffer(name).is_floating_point()]

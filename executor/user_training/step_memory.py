@@ -29,7 +29,7 @@ class StepMemory:
     def record(self, step: TrainingStep | CutStep, batch: Any) -> Iterator[None]:
         """Record the body, a step on a batch."""
         resident = count_resident_bytes(step, batch)
-        with record_tensor_peak() as peak:
+        with record_tensor_peak(keeps_results=False) as peak:  # gradients are dropped
             yield
         self.peak = resident + peak.size
 

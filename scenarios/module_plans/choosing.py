@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.scenarios.inputs.operator_cuts import choose_cuts
-from meshwise.scenarios.module_plans.cut_graphs import without_measures
 from meshwise.scenarios.module_plans.layouts import (
     Choices,
     find_choices,
@@ -21,7 +19,6 @@ from meshwise.scenarios.module_plans.layouts import (
 from meshwise.scenarios.module_plans.prediction import Estimate, ModuleModel, Prediction, StepPredictor
 from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
-from meshwise.strategies.plan.plan import Plan
 
 SCHEDULED = 4
 """Pipelines of which other schedules are tried: the fastest ones with 1F1B."""
@@ -112,7 +109,7 @@ def choose(
         model.figures,
         num_layers,
         is_captured=model.is_captured,
-        cuts_operators=require is not None and model.cut_graph is not None,
+        cuts_operators=require is not None and model.cut_graph is not None and bool(model.cut_plans),
         has_weight=model.has_weight,
     )
     refusals = () if model.figures is None else tuple(list_refusals(model.figures))
@@ -138,7 +135,6 @@ class _Search:
         self.model, self.choices, self.keep = model, choices, keep
         self.predictor = StepPredictor(model)
         self.num_plans = 0
-        self._cuts: dict[int, Plan | None] = {}
         self._predictions: dict[ModuleLayout, Prediction] = {}
 
     def find_two_best(self) -> tuple[Prediction, Prediction | None]:
@@ -180,29 +176,14 @@ class _Search:
                 yield planned
 
     def _cut(self, layout: ModuleLayout) -> ModuleLayout | None:
-        """Return a layout with the shardings of its tensor ranks; ``None`` where no operator can be cut over them.
-
-        They are chosen once for a number of tensor ranks: ratios of work to bytes hardly depend on samples.
-        """
-        tensor = layout.tensor
-        if tensor not in self._cuts:
-            self._cuts[tensor] = self._choose_cuts(tensor)
-        plan = self._cuts[tensor]
+        """Return a layout with the shardings of its tensor ranks; ``None`` where no operator can be cut over them."""
+        plan = self.model.cut_plans.get(layout.tensor)
         if plan is None:
             return None
-        mesh = Mesh((Axis(PIPELINE, layout.pipeline), Axis(DATA, layout.data), Axis(TENSOR, tensor)))
+        mesh = Mesh((Axis(PIPELINE, layout.pipeline), Axis(DATA, layout.data), Axis(TENSOR, layout.tensor)))
         microbatch = self.model.batch // layout.data // layout.num_microbatches
         plan = replace(plan, mesh=mesh, microbatch=microbatch, num_microbatches=layout.num_microbatches)
         return replace(layout, plan=plan)
-
-    def _choose_cuts(self, tensor: int) -> Plan | None:
-        assert self.model.cut_graph is not None
-        samples = max(self.model.batch * tensor // max(self.choices.data), 1)
-        graph = without_measures(self.model.cut_graph)
-        try:
-            return choose_cuts(graph, data=1, tensor=tensor, samples=samples, num_microbatches=1)
-        except ValueError:
-            return None
 
     def _find_fastest(self, estimates: Sequence[Estimate], number: int) -> list[Prediction]:
         """Return so many of the fastest, in order; of equally fast ones the first comes first."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from statistics import fmean
 
-from meshwise.scenarios.module_plans.graphs import time_operator
+from meshwise.scenarios.module_plans.graphs import Line, fit_line, time_operator
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass
 from meshwise.simulator.operator_graph import BATCH, Block, MeasuredTime, Operator, OperatorGraph
@@ -53,13 +53,40 @@ def cut_times(graph: OperatorGraph, plan: Plan, samples: int, model: Accelerator
     return replace(graph, blocks=tuple(blocks))
 
 
-def without_measures(graph: OperatorGraph) -> OperatorGraph:
-    """Return a graph whose operators take what a model says."""
-    blocks = (
-        replace(block, operators=tuple(replace(operator, measured=None) for operator in block.operators))
+def share_times(graph: OperatorGraph, passes: tuple[float, float], samples: tuple[int, int]) -> OperatorGraph:
+    """Return a graph whose measured operators together take measured passes, each the part that it took before.
+
+    Parameters
+    ----------
+    passes
+        Seconds of both passes with either number of samples.
+    """
+    more = samples[1]
+    fixed, slope = fit_line(samples, passes)
+    total = sum(
+        block.repeat * (_evaluate(operator.measured.forward, more) + _evaluate(operator.measured.backward, more))
         for block in graph.blocks
+        for operator in block.operators
+        if operator.measured is not None
     )
-    return replace(graph, blocks=tuple(blocks))
+
+    def share(line: Line) -> Line:
+        fraction = _evaluate(line, more) / total
+        # what takes as long for any number of samples goes on to do so
+        return (fixed * fraction, slope * fraction) if line[1] else ((fixed + slope * more) * fraction, 0.0)
+
+    def change(operator: Operator) -> Operator:
+        measured = operator.measured
+        if measured is None:
+            return operator
+        return replace(operator, measured=MeasuredTime(share(measured.forward), share(measured.backward)))
+
+    blocks = (replace(block, operators=tuple(map(change, block.operators))) for block in graph.blocks)
+    return replace(graph, blocks=tuple(blocks)) if total else graph
+
+
+def _evaluate(line: Line, samples: int) -> float:
+    return line[0] + line[1] * samples
 
 
 def count_degrees(plan: Plan) -> dict[str, int]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.step import TrainingStep
     from meshwise.scenarios.module_plans.choosing import PlannedRun
+    from meshwise.simulator.operator_graph import OperatorGraph
 
 SEARCH = "search"
 """The plan that is searched for."""
@@ -84,30 +85,46 @@ def _search(module: Any, *, optimizer: Any = None, learning_rate: float = 1e-3, 
     from meshwise.scenarios.module_plans.planning import CALIBRATION_SECONDS
 
     factory = make_adamw(learning_rate) if optimizer is None else optimizer
-    return SearchedStep(module, plan_live, CALIBRATION_SECONDS, optimizer=factory, **options)
+    return SearchedStep(module, LiveSearch(), CALIBRATION_SECONDS, optimizer=factory, **options)
 
 
-def plan_live(live: "LiveModule", figures: "ModuleFigures") -> "PlannedRun":
-    """Return the plan of a module in a loop of the user's own, on all ranks that there are.
+class LiveSearch:
+    """The search for the plan of a module in a loop of the user's own, on all ranks that there are."""
 
-    Raises
-    ------
-    ValueError
-        Where no plan divides the batch.
-    """
-    from meshwise.scenarios.module_plans.choosing import choose, first_line
-    from meshwise.scenarios.module_plans.prediction import build_model
+    def __init__(self) -> None:
+        self._captured: OperatorGraph | None = None
+        self._cuts: dict[int, Plan] = {}
+        self._why_not = ""
 
-    captured, why_not, has_weight = None, "", False
-    try:
-        captured = live.capture()
-        has_weight = live.has_weight()
-    except ValueError as error:
-        why_not = first_line(error)
-    model = build_model(figures, captured, live.samples, live.precision, live.device.type, why_not)
-    return choose(
-        replace(model, has_weight=has_weight),
-        [live.num_ranks],
-        require=live.require_cuts if live.is_global else None,
-        keep=lambda layout: live.is_global or layout.data == layout.num_ranks,
-    )
+    def choose_cuts(self, live: "LiveModule") -> list[Plan]:
+        """Return how the operators of the module may be cut; not at all where ranks are given samples of their own."""
+        from meshwise.scenarios.module_plans.choosing import first_line
+        from meshwise.scenarios.module_plans.cut_plans import choose_cut_plans
+
+        try:
+            self._captured = live.capture()
+        except ValueError as error:
+            self._why_not = first_line(error)
+        if self._captured is not None and live.is_global:
+            self._cuts = choose_cut_plans(self._captured, live.samples, [live.num_ranks])
+        return list(self._cuts.values())
+
+    def choose(self, live: "LiveModule", figures: "ModuleFigures") -> "PlannedRun":
+        """Return the plan of a module from what was measured of it.
+
+        Raises
+        ------
+        ValueError
+            Where no plan divides the batch.
+        """
+        from meshwise.scenarios.module_plans.choosing import choose
+        from meshwise.scenarios.module_plans.prediction import build_model
+
+        model = build_model(figures, self._captured, live.samples, live.precision, live.device.type, self._why_not)
+        has_weight = self._captured is not None and live.has_weight()
+        return choose(
+            replace(model, has_weight=has_weight, cut_plans=self._cuts),
+            [live.num_ranks],
+            require=live.require_cuts if live.is_global else None,
+            keep=lambda layout: live.is_global or layout.data == layout.num_ranks,
+        )

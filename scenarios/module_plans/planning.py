@@ -6,7 +6,7 @@ every layout that can run. Nothing here ends a run: where a prediction is imposs
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from meshwise.executor.device import CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
-from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, start_file
+from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, write_start
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.recording.rank_files import make_teller, read_errors
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.scenarios.module_plans.choosing import PlannedRun, choose, first_line, predict_layout
+from meshwise.scenarios.module_plans.cut_plans import choose_cut_plans
 from meshwise.scenarios.module_plans.prediction import ModuleModel, build_model
+from meshwise.strategies.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwise.executor.module_measures.first_batch import FirstBatch
@@ -87,7 +89,7 @@ def plan_run(
         )
         default = layout or ModuleLayout(max(counts))
         try:
-            model = _model_module(first, default, starter if calibrates else None, report)
+            model = _model_module(first, default, counts, starter if calibrates else None, report)
             report("comparing plans")
             if layout is not None:
                 return predict_layout(model, layout, first.tokens)
@@ -116,9 +118,17 @@ def list_numbers(batch: int, processes: int | None, devices: int) -> list[int]:
 
 
 def _model_module(
-    first: "FirstBatch", default: ModuleLayout, starter: "RankStarter | None", report: Report
+    first: "FirstBatch", default: ModuleLayout, counts: Sequence[int], starter: "RankStarter | None", report: Report
 ) -> ModuleModel:
-    """Return the module as the simulator sees it, measured by ranks that start while it is captured."""
+    """Return the module as the simulator sees it, measured by ranks that start while it is captured.
+
+    Parameters
+    ----------
+    default
+        Its plan says how operators are cut, where it has one.
+    counts
+        Numbers of ranks; over parts of them operators are cut else.
+    """
     batch = first.samples
     if starter is not None:
         # each rank measures with its own samples
@@ -130,9 +140,14 @@ def _model_module(
         captured = first.capture()
     except ValueError as error:
         why_not = first_line(error)
-    figures = None if starter is None else starter.measure()
+    cuts: dict[int, Plan] = {}
+    if default.plan is not None:
+        cuts[default.tensor] = default.plan
+    elif captured is not None and default.num_ranks == max(counts):
+        cuts = choose_cut_plans(captured, batch, counts)
+    figures = None if starter is None else starter.measure(cuts.values())
     model = build_model(figures, captured, batch, first.job.precision, first.job.device, why_not)
-    return replace(model, has_weight=captured is not None and first.has_weight)
+    return replace(model, has_weight=captured is not None and first.has_weight, cut_plans=cuts)
 
 
 class RankStarter:
@@ -173,8 +188,10 @@ class RankStarter:
         self._stack.close()
         self.num_ranks = 0
 
-    def measure(self) -> ModuleFigures:
+    def measure(self, plans: Iterable[Plan] = ()) -> ModuleFigures:
         """Return what the module was measured to take, now that nothing else runs.
+
+        Plans cut operators, each over another number of ranks.
 
         Raises
         ------
@@ -183,7 +200,7 @@ class RankStarter:
         """
         assert self._ranks is not None and self._folder is not None
         teller = make_teller(self._folder, lambda operation: self.report(f"measuring: {operation}"))
-        start_file(self._folder).touch()
+        write_start(self._folder, plans)
         while not self._ranks.done():
             teller()
             wait([self._ranks], TELLING)

@@ -1,14 +1,20 @@
 """Predicts steps of a user's module under layouts, by the simulator: `StepPredictor`."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
 from meshwise.executor.device import CPU, read_device_memory
-from meshwise.executor.module_measures.figures import ModuleFigures
+from meshwise.executor.module_measures.figures import CutFigures, ModuleFigures
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.scenarios.module_plans.cut_graphs import count_degrees, count_saved, cut_times, find_state_fraction
+from meshwise.scenarios.module_plans.cut_graphs import (
+    count_degrees,
+    count_saved,
+    cut_times,
+    find_state_fraction,
+    share_times,
+)
 from meshwise.scenarios.module_plans.graphs import (
     build_block_graph,
     count_layers,
@@ -23,12 +29,14 @@ from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.operator_graph import ITEMSIZE, OperatorGraph
 from meshwise.strategies.cost_model import SimulatedCost
+from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 FRAMEWORK = "execute"
 STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
@@ -81,6 +89,8 @@ class ModuleModel:
         How many times as long as on the machine of the library backward takes; 0 where nothing is known of it.
     has_weight
         Whether the loss is a pair (sum, weight).
+    cut_plans
+        How operators are cut over ranks, by their number; `ModuleFigures.cuts` are of these.
     """
 
     graph: OperatorGraph
@@ -95,8 +105,29 @@ class ModuleModel:
     cut_kept: float = 0.0
     pace: float = 0.0
     has_weight: bool = False
+    cut_plans: Mapping[int, Plan] = field(default_factory=dict)
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
+
+
+@dataclass(frozen=True, slots=True)
+class CutProgramModel:
+    """A program of cut operators as the simulator sees it: its passes without messages, and what it keeps.
+
+    Parameters
+    ----------
+    samples, passes
+        Seconds of both passes together with fewer and with more samples.
+    message_factor
+        How many times as long as alone messages take in the program.
+    kept
+        Bytes a sample that are needed besides what the graph keeps; below 0 where less is.
+    """
+
+    samples: tuple[int, int]
+    passes: tuple[float, float]
+    message_factor: float
+    kept: float
 
 
 class StepPredictor:
@@ -106,6 +137,7 @@ class StepPredictor:
         self.model = model
         self.memory = read_device_memory(model.device) if memory is None else memory
         self._costs: dict[Hashable, SimulatedCost] = {}
+        self._programs: dict[Hashable, CutProgramModel] = {}
 
     def predict(self, layout: ModuleLayout) -> Prediction:
         """Return what a layout is predicted to take.
@@ -128,9 +160,16 @@ class StepPredictor:
         else:
             fraction = self._find_state_fraction(layout)
             between_passes = count_update_bytes(figures, layout, problem.training, local_samples, fraction)
-        peak = max(cost.peak_memory(plan), between_passes)
+        peak = max(cost.peak_memory(plan) - self._count_excess(layout), between_passes)
         fits = cost.fits(plan) and between_passes <= problem.usable_memory(problem.cluster.accelerator)
         return Estimate(layout, cost.plan_bound(plan), peak, fits)
+
+    def _count_excess(self, layout: ModuleLayout) -> float:
+        """Return the bytes that measured passes of cut operators need less than simulated ones, in their order."""
+        program = self._find_program(layout)
+        if program is None or layout.pipeline > 1 or layout.recompute is not Recompute.NONE:
+            return 0.0
+        return max(-program.kept, 0.0) * (self.model.batch // layout.data // layout.num_microbatches)
 
     def simulate(self, estimate: Estimate) -> Prediction:
         """Return the prediction of a layout whose memory is known."""
@@ -228,6 +267,9 @@ class StepPredictor:
         else:
             if layout.num_ranks == 1:
                 graph = at_pace(graph, figures.alone / figures.passes[1])
+            program = self._find_program(layout)
+            if program is not None:
+                figures = scale_messages(figures, program.message_factor)
             local_samples = model.batch // layout.data
             num_units = count_units(graph, layout.zero)
             machine = build_machine(
@@ -245,9 +287,68 @@ class StepPredictor:
             raise ValueError(f"tensor({layout.tensor}): a captured module and shardings are predicted, met none")
         samples = max(model.batch // layout.data // layout.num_microbatches, 1)
         graph = cut_times(model.cut_graph, layout.plan, samples, cluster(LIBRARY).accelerator)
-        saved = count_saved(graph, None)
-        kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
+        program = self._find_program(layout)
+        if program is None:
+            saved = count_saved(graph, None)
+            kept = model.cut_kept * (count_saved(graph, layout.plan) / saved if saved else 1.0)
+        else:
+            graph, kept = share_times(graph, program.passes, program.samples), max(program.kept, 0.0)
         return keep_more(graph, kept, at_end=layout.pipeline > 1)
+
+    def _find_program(self, layout: ModuleLayout) -> "CutProgramModel | None":
+        """Return what the measured program of a layout's tensor ranks takes; ``None`` where none was measured."""
+        figures, plan = self.model.figures, layout.plan
+        if figures is None or plan is None:
+            return None
+        cut = next((cut for cut in figures.cuts if cut.tensor == layout.tensor), None)
+        if cut is None:
+            return None
+        key = layout.tensor, plan.shardings
+        if key not in self._programs:
+            self._programs[key] = model_program(self.model, figures, cut, plan)
+        return self._programs[key]
+
+    def find_messages(self, layout: ModuleLayout) -> float:
+        """Return the seconds of a step in which a rank waits for messages between parts of operators."""
+        cost = self._find_cost(layout)
+        return cost.resource_times(self._complete(cost.problem, layout))[Resource.TENSOR]
+
+
+def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, plan: Plan) -> CutProgramModel:
+    """Return what a measured program takes besides what the simulator adds: its messages, and what it keeps."""
+    layout = ModuleLayout(tensor=cut.tensor, plan=plan)
+    plain = replace(model, cut_kept=0.0, figures=replace(figures, cuts=()))
+    fewer, more = (StepPredictor(replace(plain, batch=samples)) for samples in cut.samples)
+    alone = fewer.find_messages(layout), more.find_messages(layout)
+    factor = cut.messages[1] / alone[1] if alone[1] else 1.0
+    # with fewer samples messages may take another factor, which passes then make up for
+    passes = tuple(max(time - factor * part, time / 20) for time, part in zip(cut.passes, alone, strict=True))
+    samples = cut.samples[1]
+    fraction = more._find_state_fraction(layout)
+    measured = count_passes_bytes(model, figures, samples, cut.peak, fraction)
+    kept = (measured - more.predict_passes(layout)) / samples
+    return CutProgramModel(cut.samples, (passes[0], passes[1]), factor, kept)
+
+
+def scale_messages(figures: ModuleFigures, factor: float) -> ModuleFigures:
+    """Return figures whose messages take ``factor`` times as long."""
+    rows = ((name, ranks, size, seconds * factor) for name, ranks, size, seconds in figures.collectives)
+    return replace(figures, collectives=tuple(rows))
+
+
+def count_passes_bytes(
+    model: ModuleModel, figures: ModuleFigures, samples: int, peak: float, fraction: float = 1.0
+) -> float:
+    """Return the bytes of passes in which tensors of so many bytes are made, with what was there before.
+
+    Parameters
+    ----------
+    fraction
+        Of all elements of parameters those that a rank has.
+    """
+    elements = sum(prod(shape) for shape in list_shapes(figures)) * fraction
+    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
+    return elements * itemsize + figures.state * fraction + figures.buffers + figures.batch * samples + peak
 
 
 def count_units(graph: OperatorGraph, zero: int) -> int:
@@ -360,9 +461,7 @@ def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:
     """Return the bytes a sample that make the peak of passes in one process the measured one; at least 0."""
     samples = figures.samples[1]
     single = replace(model, batch=samples)
-    elements = sum(prod(shape) for shape in list_shapes(figures))
-    itemsize = ITEMSIZE["fp64" if model.precision == "fp64" else "fp32"]
-    measured = elements * itemsize + figures.state + figures.buffers + figures.batch * samples + figures.peak
+    measured = count_passes_bytes(model, figures, samples, figures.peak)
     predicted = StepPredictor(single).predict_passes(ModuleLayout())
     return max(measured - predicted, 0.0) / samples
 

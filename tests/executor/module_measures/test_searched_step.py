@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwise.executor.module_measures.searched_step import SearchedStep  # noqa: E402
-from meshwise.scenarios.module_plans.own_loop import plan_live  # noqa: E402
+from meshwise.scenarios.module_plans.own_loop import LiveSearch  # noqa: E402
 
 
 class Network(torch.nn.Module):
@@ -26,7 +26,7 @@ def test_steps_are_those_of_a_plain_loop_and_draws_are_kept() -> None:
     plain = copy.deepcopy(module).double()
     optimizer = torch.optim.AdamW(plain.parameters())
     own_optimizer = torch.optim.AdamW(module.parameters())
-    step = SearchedStep(module, plan_live, 0.2, optimizer=own_optimizer, precision="fp64")
+    step = SearchedStep(module, LiveSearch(), 0.2, optimizer=own_optimizer, precision="fp64")
     with pytest.raises(ValueError, match="nearest: after one step"):
         _ = step.layout
     batch, draws = torch.randn(4, 4, dtype=torch.float64), torch.get_rng_state()

@@ -1,5 +1,7 @@
 """The peak of a body is that of the tensors that it has at once."""
 
+from threading import Thread
+
 import pytest
 
 pytest.importorskip("torch")
@@ -29,3 +31,14 @@ def test_backward_frees_what_forward_kept() -> None:
 def test_storages_count_once() -> None:
     table = torch.zeros(8, 2)
     assert count_bytes([table, table.T, table[1:]]) == 64
+
+
+def test_what_another_thread_frees_is_not_counted_any_more() -> None:
+    with record_tensor_peak(keeps_results=False) as peak:
+        for _ in range(3):
+            tensors = [torch.empty(1000)]
+            thread = Thread(target=tensors.clear)
+            thread.start()
+            thread.join()
+        torch.empty(500)
+    assert peak.size == 4 * 1000

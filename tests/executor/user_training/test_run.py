@@ -53,6 +53,8 @@ def run(
         ("tied", ModuleLayout(2, zero=3, reshard_after_forward=False, num_microbatches=2)),
         ("tied", ModuleLayout(1, num_microbatches=4, recompute=FULL)),
         ("spectral", ModuleLayout(2, zero=3)),
+        ("physical", ModuleLayout(2, zero=3, num_microbatches=2)),
+        ("averaged together", ModuleLayout(2, zero=2)),
     ],
 )
 def test_ranks_compute_what_one_process_does(
@@ -69,6 +71,8 @@ def test_ranks_compute_what_one_process_does(
         ("token mean", ModuleLayout(2), "a loss is a mean over samples"),
         ("contrastive", ModuleLayout(1, num_microbatches=2), "a loss is a mean over samples"),
         ("convolutions", ModuleLayout(1, num_microbatches=2), r"first_norm \(BatchNorm2d\) takes statistics"),
+        ("averaged", ModuleLayout(2), "met average, which has the samples of a rank; nearest: data=1"),
+        ("averaged", ModuleLayout(1, num_microbatches=2), "the samples of a microbatch; nearest: num_microbatches=1"),
         ("outputs", ModuleLayout(1), "a scalar loss or a pair"),
         ("spectral", ModuleLayout(3), "divide the samples of a step, met 8; nearest: 6"),
     ],

@@ -166,6 +166,38 @@ class Woven(nn.Module):
         return F.mse_loss(self.head(x)[:, 0], y)
 
 
+class Averaged(nn.Module):
+    """A buffer is a running mean of samples; KIND says whether ranks take it together."""
+
+    def __init__(self, is_common: bool) -> None:
+        super().__init__()
+        self.layer, self.is_common = nn.Linear(6, 6), is_common
+        self.register_buffer("average", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        mean = y.detach().mean(0)
+        if self.is_common and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(mean)
+            mean /= torch.distributed.get_world_size()
+        self.average.lerp_(mean, 0.1)
+        return y.square().mean()
+
+
+class Physical(nn.Module):
+    """Its loss has a derivative of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        y = self.layers(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return (slope.sum(1, keepdim=True) - y).square().mean()
+
+
 class Outputs(nn.Module):
     """It returns no loss."""
 
@@ -211,6 +243,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "spectral": (Spectral, floats((8,), ())),
     "outputs": (Outputs, floats((6,))),
     "woven": (Woven, floats((6,), ())),
+    "averaged": (lambda: Averaged(False), floats((6,))),
+    "averaged together": (lambda: Averaged(True), floats((6,))),
+    "physical": (Physical, floats((6,))),
 }
 
 

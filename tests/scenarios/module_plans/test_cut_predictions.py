@@ -1,0 +1,82 @@
+"""What ranks with parts of operators are predicted to hold is what the profiler of torch counts in a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshwise.executor.module_measures.first_batch import FirstBatch
+from meshwise.executor.modules.layout import ModuleLayout, parse_layout
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.run import train
+from meshwise.scenarios.module_plans.cut_plans import choose_cut_plans
+from meshwise.scenarios.module_plans.planning import RankStarter
+from meshwise.scenarios.module_plans.prediction import StepPredictor, build_model
+
+FILE = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+BATCH = 16
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(32, 64)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def model():
+    return Tokens()
+
+
+def data():
+    return torch.utils.data.TensorDataset(torch.arange(128 * 64).view(128, 64) % 32)
+"""
+COMBINATIONS = (
+    "tensor=2",
+    "tensor=2,num_microbatches=4",
+    "tensor=2,recompute=full",
+    "tensor=2,recompute=full,num_microbatches=4",
+    "data=2,tensor=2,zero=3",
+)
+
+
+def test_memory_is_what_a_run_holds(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE)
+    job = TrainJob(str(tmp_path / "mine.py"), ModuleLayout(2), 5)
+    first = FirstBatch(job)
+    graph = first.capture()
+    plans = choose_cut_plans(graph, first.samples, [2])
+    with RankStarter(job, lambda text: None, 0.5) as starter:
+        starter.start(2)
+        figures = starter.measure(plans.values())
+    (cut,) = figures.cuts
+    assert cut.tensor == 2 and cut.samples[0] < cut.samples[1] and 0 < cut.messages[1] < cut.passes[1]
+    predictor = StepPredictor(replace(build_model(figures, graph, first.samples, "fp32", "cpu"), cut_plans=plans))
+    for words in COMBINATIONS:
+        layout = replace(parse_layout(words, ModuleLayout()), plan=plans[2])
+        run = train(replace(job, layout=layout), tmp_path / words)
+        assert run.peak_memory is not None
+        assert predictor.predict(layout).peak_memory == pytest.approx(run.peak_memory, rel=0.05), words
