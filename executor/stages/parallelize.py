@@ -26,7 +26,7 @@ from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFact
 from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.stages.pipelined_step import PipelinedStep
-from meshwise.executor.starting.construction import Start, start_module
+from meshwise.executor.starting.construction import Start, make_start
 from meshwise.strategies.plan.plan import Plan
 
 
@@ -84,7 +84,7 @@ def parallelize(
     join_ranks()
     layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
     return make_step(
-        module if isinstance(module, nn.Module) else start_module(module, seed),
+        make_start(module, seed),
         layout,
         optimizer=make_adamw(learning_rate) if optimizer is None else optimizer,
         scheduler=scheduler,

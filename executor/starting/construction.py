@@ -104,6 +104,11 @@ def start_module(build: Callable[[], nn.Module], seed: int) -> Start:
     return WholeModule(module, reason)
 
 
+def make_start(module: nn.Module | Callable[[], nn.Module], seed: int) -> Start:
+    """Return the start of a module, or of the function that builds it (`start_module`)."""
+    return WholeModule(module) if isinstance(module, nn.Module) else start_module(module, seed)
+
+
 def _record(build: Callable[[], nn.Module], seed: int, recorder: Recorder) -> DeferredModule:
     seed_draws(seed)
     with recorder:

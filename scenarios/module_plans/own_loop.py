@@ -48,23 +48,20 @@ def parallelize(
     ValueError
         Where the plan says what a step does not do, or has another number of ranks.
     """
-    from torch import nn
-
     from meshwise.executor.cut_modules.cut_stages import make_cut_step
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
     from meshwise.executor.stages.parallelize import join_ranks, read_layout
     from meshwise.executor.stages.parallelize import parallelize as parallelize_whole
-    from meshwise.executor.starting.construction import start_module
+    from meshwise.executor.starting.construction import make_start
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     join_ranks()
     layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
     if isinstance(layout, ModuleLayout) and layout.tensor == 1:
         return parallelize_whole(module, layout, **options)
-    if not isinstance(module, nn.Module):
-        module = start_module(module, options.get("seed", 0)).build()
+    module = make_start(module, options.get("seed", 0)).build()
     if not isinstance(layout, ModuleLayout):
         return _search(module, **options)
 
