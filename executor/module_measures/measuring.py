@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -50,7 +49,7 @@ from meshwise.executor.modules.losses import (
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.probe import Findings, probe
 from meshwise.executor.modules.quiet import keep_draws
-from meshwise.executor.modules.sharding import act_alone, find_precision_context
+from meshwise.executor.modules.sharding import act_alone, find_precision_context, shard_units
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import make_own_store
@@ -435,8 +434,7 @@ class Measurement:
         steady_ids = set(map(id, findings.steady_blocks))
         own_blocks = [own for own, block in zip(list_blocks(module), blocks, strict=True) if id(block) in steady_ids]
         mesh = build_own_mesh(self.device.type)
-        for unit in (*list_own_units(own_blocks, module), module):
-            fully_shard(unit, mesh=mesh)
+        shard_units((*list_own_units(own_blocks, module), module), mesh=mesh)
         return module
 
     def _reduce_losses(self) -> None:

@@ -7,12 +7,14 @@ parameters, gradients and optimizer states of every block, and of what is outsid
 - ZeRO 2 keeps gathered parameters through a step.
 - ZeRO 1 also keeps whole gradients, which are reduced once a step.
 
+Parameters without dims are whole on every rank.
+
 References
 ----------
 .. [1] torch, ``torch.distributed.fsdp.fully_shard``; Rajbhandari et al. 2020, "ZeRO", section 5.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -72,9 +74,42 @@ def shard_module(
     policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
     shard_mesh = mesh["shard"] if layout.shards == layout.data else mesh
     reshard = layout.zero == 3 and layout.reshard_after_forward
-    for unit in (*units, module):
-        fully_shard(unit, mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
+    shard_units((*units, module), mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
     return module
+
+
+def shard_units(units: Sequence[nn.Module], **options: Any) -> None:
+    """Cut the parameters of units by ``fully_shard``, inner ones first; scalars stay whole on every rank.
+
+    ``fully_shard`` cuts the first dim, which a scalar such as a temperature has not.
+    """
+    scalars = set(list_scalars(units))
+    for unit in units:
+        fully_shard(unit, ignored_params=scalars, **options)
+
+
+def list_scalars(units: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of modules that have no dims, each once."""
+    return [*dict.fromkeys(parameter for unit in units for parameter in unit.parameters() if not parameter.dim())]
+
+
+def average_scalars(parameters: Iterable[nn.Parameter], groups: Sequence[dist.ProcessGroup | None]) -> None:
+    """Average the gradients of parameters of which all ranks have copies, as ``fully_shard`` averages those of shards.
+
+    Where no rank has a gradient there is none; a rank without one counts as zero. It is a collective of every group.
+    """
+    scalars = [parameter for parameter in parameters if parameter.requires_grad]
+    if not scalars:
+        return
+    values = torch.stack([p.new_zeros(()) if p.grad is None else p.grad for p in scalars])
+    has_gradient = values.new_tensor([parameter.grad is not None for parameter in scalars])
+    sums = torch.stack((values, has_gradient)).double()
+    num_ranks = 1
+    for group in groups:
+        dist.all_reduce(sums, group=group)
+        num_ranks *= dist.get_world_size(group)
+    for parameter, total, count in zip(scalars, *sums, strict=True):
+        parameter.grad = (total / num_ranks).to(parameter.dtype) if count > 0 else None
 
 
 def find_precision_context(module: nn.Module, device: torch.device, precision: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -47,9 +48,11 @@ from meshwise.executor.modules.quiet import keep_draws, turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
     accumulate_gradients,
+    average_scalars,
     count_ranks,
     find_precision_context,
     find_rank,
+    list_scalars,
     shard_module,
     unwrap,
 )
@@ -63,10 +66,13 @@ from meshwise.executor.modules.states import (
 )
 from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.recording.private_torch import compile_in_place
+from meshwise.executor.recording.tensors import to_whole
 from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
 from meshwise.executor.starting.first_values import FirstValues
 from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
 
+CLIP_EPSILON = 1e-6
+"""torch's, added to a norm that gradients are divided by."""
 CAST_TOLERANCE = 2e-2
 """Fraction by which the loss of a batch in bf16 may differ from the mean of its halves."""
 
@@ -419,13 +425,25 @@ class TrainingStep:
         """Scale gradients to those of the step's loss, and clip them."""
         if self._unused is not None:
             self._unused.drop_gradients(self.device)
-        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        if self.layout.zero and self.layout.data > 1:
+            average_scalars(list_scalars((self.module,)), (None,))
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         if factor != 1.0:
-            for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.mul_(factor)
+            for gradient in gradients:
+                gradient.mul_(factor)
         if self.max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.max_norm)
+            clip_gradients(gradients, self.max_norm)
+
+
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Clip the norm of all gradients together; some may be shards, and others whole on every rank."""
+    shards = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [to_whole(nn.utils.get_total_norm(part)) for part in (shards, whole) if part]
+    if norms:
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        for gradient in gradients:
+            gradient.mul_(min(max_norm / (norm + CLIP_EPSILON), 1.0))
 
 
 def find_device() -> torch.device:

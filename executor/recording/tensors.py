@@ -14,6 +14,11 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def to_whole(tensor: Tensor) -> Tensor:
+    """Return the whole of ``tensor``, which all ranks of its mesh put together where it is a DTensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 class Cut(NamedTuple):
     """How a DTensor is cut, of which a rank has one part."""
 

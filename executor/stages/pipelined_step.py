@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,11 +25,11 @@ from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import EvaluateFunction
 from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
 from meshwise.executor.modules.quiet import KeepDouble
-from meshwise.executor.modules.sharding import DTYPES
+from meshwise.executor.modules.sharding import DTYPES, average_scalars
 from meshwise.executor.modules.states import write_module
-from meshwise.executor.modules.step import TrainingStep
+from meshwise.executor.modules.step import CLIP_EPSILON, TrainingStep
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime
-from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
@@ -39,9 +38,6 @@ from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parame
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
 from meshwise.strategies.plan.recomputation import Recompute
-
-CLIP_EPSILON = 1e-6
-"""Added to the norm by which gradients are divided, as in torch's ``clip_grad_norm_``."""
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -238,6 +234,9 @@ class PipelinedStep(TrainingStep):
     def _finish_gradients(self, factor: float) -> None:
         for buckets in self._buckets.values():
             buckets.finish()
+        if self.layout.zero and self.layout.data > 1:
+            groups = [self._mesh[axis].get_group() for axis in ("replica", "shard")]
+            average_scalars(self._list_scalars(), groups)
         self._sum_parts()
         self._tied.sum_gradients(self._list_parameters())
         gradients = {  # of several copies on this rank the first one's, which the optimizer steps
@@ -258,11 +257,16 @@ class PipelinedStep(TrainingStep):
     def _sum_parts(self) -> None:
         """Sum what ranks with parts of the same operators have of a gradient; whole operators have none such."""
 
+    def _list_scalars(self) -> list[nn.Parameter]:
+        """Return the parameters without dims of this rank's stages, in an order that data ranks have in common."""
+        return [p for parameters in self._list_parameters() for p in parameters.values() if not p.dim()]
+
     def _measure_norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm of all gradients of the module, of which this rank has some, by name."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for name, gradient in gradients.items():
-            total += gradient.double().square().sum() / self._count_copies(name)
+            copies = self._count_copies(name) * (1 if gradient.dim() else self.layout.shards)
+            total += gradient.double().square().sum() / copies
         if self.layout.zero and self.layout.data > 1:
             dist.all_reduce(total, group=self._mesh["shard"].get_group())
         for axis in ("pipeline", *self._operator_axes):
@@ -302,7 +306,7 @@ class PipelinedStep(TrainingStep):
 
     def _gather_state(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state of the module."""
-        return state.full_tensor() if isinstance(state, DTensor) else state
+        return to_whole(state)
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False

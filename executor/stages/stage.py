@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.fx import Node
 
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.modules.sharding import DTYPES
+from meshwise.executor.modules.sharding import DTYPES, shard_units
 from meshwise.executor.stages.export import StepGraph
 from meshwise.executor.stages.parts import Part, StageNodes, build_code, list_parameter_names, make_key
 
@@ -154,8 +154,8 @@ class StageShards(nn.Module):
         is_narrow = DTYPES[precision].itemsize == 2
         policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
         self.layout, self.reshards = layout, layout.zero == 3 and layout.reshard_after_forward
-        for unit in (*(part for part in stage.pieces if part.name), stage):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
+        units = (*(part for part in stage.pieces if part.name), stage)
+        shard_units(units, mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
         self.stage = stage
 
     def prepare_backward(self, *, is_last: bool) -> None:

@@ -49,7 +49,9 @@ def fill_shards(module: nn.Module, values: FirstValues, device: torch.device) ->
     module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            assert isinstance(parameter, DTensor)
+            if not isinstance(parameter, DTensor):  # a scalar, of which every rank has a copy
+                parameter.copy_(values.read(name))
+                continue
             local = to_local(parameter)
             offsets = [chunk.offsets for chunk in list_chunks(parameter)]
             sizes = [chunk.sizes for chunk in list_chunks(parameter)]

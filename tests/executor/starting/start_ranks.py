@@ -42,6 +42,7 @@ class Language(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(4))
         self.head = nn.Linear(WIDTH, WORDS)
         self.head.weight = self.words.weight
+        self.temperature = nn.Parameter(torch.rand(()) + 1)
         self.register_buffer("positions", torch.randn(6, WIDTH) * 0.02)
         with torch.no_grad():
             self.layers[1].up.weight.copy_(self.layers[0].down.weight.t())
@@ -50,7 +51,7 @@ class Language(nn.Module):
         x = self.words(tokens) + self.positions
         for layer in self.layers:
             x = layer(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.roll(-1, 1).flatten())
+        return F.cross_entropy(self.temperature * self.head(x).flatten(0, 1), tokens.roll(-1, 1).flatten())
 
 
 def build_on_own_generator() -> nn.Module:

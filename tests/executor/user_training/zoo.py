@@ -166,6 +166,23 @@ class Woven(nn.Module):
         return F.mse_loss(self.head(x)[:, 0], y)
 
 
+class Warm(nn.Module):
+    """Parameters without dims, of which some belong to blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"layer": nn.Linear(6, 6)}) for _ in range(2))
+        for block in self.blocks:
+            block.gain = nn.Parameter(torch.tensor(0.5))
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for block in self.blocks:
+            y = y + block.gain * torch.tanh(block["layer"](y))
+        return (y / self.temperature.exp() - x).square().mean()
+
+
 class Averaged(nn.Module):
     """A buffer is a running mean of samples; KIND says whether ranks take it together."""
 
@@ -245,6 +262,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "woven": (Woven, floats((6,), ())),
     "averaged": (lambda: Averaged(False), floats((6,))),
     "averaged together": (lambda: Averaged(True), floats((6,))),
+    "warm": (Warm, floats((6,))),
     "physical": (Physical, floats((6,))),
 }
 
