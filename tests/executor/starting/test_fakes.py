@@ -16,6 +16,6 @@ def test_a_copy_runs_without_values() -> None:
         loss = copy(torch.ones(5, 3)).sum()
         loss.backward()
         assert copy[0].weight.grad.shape == (4, 3) and str(copy[0].weight.device) == "cpu"
-        with pytest.raises(Exception, match="data-dependent|item"):
+        with pytest.raises(Exception, match="_local_scalar_dense"):
             bool(loss > 0)
     assert module[0].weight.is_meta and module[0].weight.grad is None
