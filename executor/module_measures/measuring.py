@@ -38,7 +38,7 @@ from meshwise.executor.module_measures.source import ModuleSource, read_source
 from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples
 from meshwise.executor.modules.blocks import list_blocks
-from meshwise.executor.modules.courses import list_own_units
+from meshwise.executor.modules.courses import RenewedBuffers, list_own_units
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
@@ -165,8 +165,11 @@ class Measurement:
         module = self.source.build()
         blocks = list_blocks(module)
         findings = self._find(module, blocks)
-        whole_batch = self._find_mixing(module)
         norms = list_batch_norms(module)
+        whole_batch, whole_microbatch = self._find_mixing(module), self._find_renewal(module, 2)
+        whole_batch = whole_batch or self._find_renewal(module, 1)
+        if norms:
+            whole_microbatch = f"{norms[0][0]} takes statistics over a batch"
         fewer, more = self._choose_samples(module)
         self.note("passes alone")
         alone = self._measure_alone(module, more)
@@ -231,7 +234,7 @@ class Measurement:
             unit=unit,
             sharded_update=max(sharded_update, 0.0),
             whole_batch=whole_batch,
-            whole_microbatch=f"{norms[0][0]} takes statistics over a batch" if norms else "",
+            whole_microbatch=whole_microbatch,
             whole_states=whole_states,
             collectives=tuple(rows),
             cuts=cuts,
@@ -246,6 +249,16 @@ class Measurement:
             with find_precision_context(module, self.device, self.source.precision):
                 tolerance = 2e-2 if self.source.precision == "bf16" else None
                 require_mean_over_samples(module, self.batch, self.source.loss, tolerance)
+        except LossError as error:
+            return str(error)
+        return ""
+
+    def _find_renewal(self, module: nn.Module, num_microbatches: int) -> str:
+        """Return why forward renews a buffer so that ranks or microbatches would have others, or nothing."""
+        renewed = RenewedBuffers(module)
+        self._run_passes(module, self.batch)
+        try:
+            renewed.require_equal(num_microbatches)
         except LossError as error:
             return str(error)
         return ""

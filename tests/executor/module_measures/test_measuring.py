@@ -1,0 +1,37 @@
+"""What a measured batch shows: which parts of a batch a run would refuse."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from meshwise.executor.module_measures.measuring import measure_module
+from meshwise.executor.module_measures.source import read_source
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.training import load_source
+
+ZOO = Path(__file__).parents[1] / "user_training" / "zoo.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole_batch", "whole_microbatch"),
+    [
+        ("contrastive", "a loss is a mean over samples", ""),
+        ("averaged", "", "met average, which has the samples of a microbatch"),
+        ("physical", "", ""),
+        ("warm", "", ""),
+    ],
+)
+def test_parts_that_a_run_refuses_are_found(
+    kind: str, whole_batch: str, whole_microbatch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIND", kind)
+    job = TrainJob(str(ZOO), ModuleLayout(1), steps=2)
+    source = read_source(job, load_source(job), torch.device("cpu"), 0, 1)
+    figures = measure_module(source, 0.2)
+    assert whole_batch in figures.whole_batch and bool(whole_batch) == bool(figures.whole_batch)
+    assert whole_microbatch in figures.whole_microbatch and bool(whole_microbatch) == bool(figures.whole_microbatch)
