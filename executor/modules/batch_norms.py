@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -55,8 +56,7 @@ def _forward(norm: _BatchNorm, plain_forward: Any, x: Tensor) -> Tensor:
     """Return the normalised input; as torch does it where the statistics are not those of the batch."""
     takes_statistics = norm.training or norm.running_mean is None
     if not takes_statistics:
-        result: Tensor = plain_forward(x)
-        return result
+        return _normalise_by_running(norm, plain_forward, x)
     dims = [0, *range(2, x.dim())]
     values = x.float() if x.dtype.itemsize == 2 else x
     shape = [1, -1, *[1] * (x.dim() - 2)]
@@ -72,6 +72,18 @@ def _forward(norm: _BatchNorm, plain_forward: Any, x: Tensor) -> Tensor:
     if norm.affine:
         normalised = normalised * norm.weight.view(shape) + norm.bias.view(shape)
     return normalised.to(x.dtype)
+
+
+def _normalise_by_running(norm: _BatchNorm, plain_forward: Any, x: Tensor) -> Tensor:
+    """Return the input normalised by running statistics; torch does not take those of fp32 with parameters of bf16."""
+    running = norm.running_mean
+    assert running is not None
+    if not norm.affine or norm.weight.dtype == running.dtype:
+        result: Tensor = plain_forward(x)
+        return result
+    weight, bias = norm.weight.to(running.dtype), norm.bias.to(running.dtype)
+    values = F.batch_norm(x.to(running.dtype), running, norm.running_var, weight, bias, eps=norm.eps)
+    return values.to(x.dtype)
 
 
 def _update_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor, total: float) -> None:

@@ -137,7 +137,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def gather_samples(batch: Any, most: int) -> Any:
-    """Return the first samples of all ranks, about ``most``; those of this rank where ranks' shapes differ."""
+    """Return the first samples of all ranks, about ``most``; those of the first rank where ranks' shapes differ."""
     if not dist.is_initialized():
         return select_samples(batch, 0, most)
     own_samples = map_tensors(select_samples(batch, 0, max(most // dist.get_world_size(), 1)), Tensor.cpu)
@@ -146,7 +146,7 @@ def gather_samples(batch: Any, most: int) -> Any:
     columns = [list_tensors(samples) for samples in rank_samples]
     shapes = {tuple(tensor.shape for tensor in column) for column in columns}
     if len(shapes) > 1:
-        return select_samples(batch, 0, most)
+        return to_device(rank_samples[0], list_tensors(batch)[0].device)
     return _join(rank_samples, batch)
 
 

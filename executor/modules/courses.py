@@ -100,9 +100,10 @@ def require_compiled_units(units: Sequence[nn.Module], module: nn.Module) -> Non
 
 
 def broadcast_states(module: nn.Module) -> None:
-    """Give all ranks the parameters and buffers of rank 0."""
+    """Give all ranks the parameters and buffers of rank 0; parameters without values are not yet there."""
     for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), 0)
+        if not tensor.is_meta:
+            dist.broadcast(tensor.detach(), 0)
 
 
 def list_own_units(units: Sequence[nn.Module], module: nn.Module) -> tuple[nn.Module, ...]:

@@ -1,7 +1,7 @@
 """One step of training of a user's module that is whole on every rank."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from meshwise.executor.modules.optimizers import (
     build_optimizer,
     build_scheduler,
 )
-from meshwise.executor.modules.probe import probe
+from meshwise.executor.modules.probe import probe, probe_fakes
 from meshwise.executor.modules.quiet import keep_draws, turn_to_double
 from meshwise.executor.modules.sharding import (
     DTYPES,
@@ -67,6 +67,9 @@ from meshwise.executor.modules.states import (
 from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.tensors import to_whole
+from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
+from meshwise.executor.starting.first_values import FirstValues
+from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
 
 CLIP_EPSILON = 1e-6
 """torch's, added to a norm that gradients are divided by."""
@@ -83,7 +86,8 @@ class TrainingStep:
     Parameters
     ----------
     module
-        The user's module; its parameters are sharded in place where the layout says so. It may be compiled.
+        The user's module; its parameters are sharded in place where the layout says so. It may be compiled. Of one that
+        is built without its parameters a rank makes no more of them than it keeps, one after the other.
     layout
         How it is trained.
     optimizer, scheduler
@@ -98,6 +102,7 @@ class TrainingStep:
         The seed of random draws in forward, such as dropout: each rank and step has draws of its own.
 
     ``step_number`` counts the steps that are done, and ``learning_rate`` is that of the last one, in its first group.
+    ``whole_reason`` says why a rank that keeps parts of a module has had the whole in memory; empty where it had not.
     """
 
     cuts_operators = False
@@ -105,7 +110,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Start,
         layout: ModuleLayout,
         *,
         optimizer: OptimizerFactory | Optimizer,
@@ -126,7 +131,10 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.module = compile_in_place(module).to(self.device)
+        self.whole_reason = ""
+        self._values: FirstValues | None = None
+        module = compile_in_place(self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module))
+        self.module = module.to(self.device) if self._values is None else move_present(module, self.device)
         if precision == "fp64":
             turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -249,10 +257,7 @@ class TrainingStep:
         placed = (EvaluationBatch(self._place(item.batch), item.is_counted) for item in marked)
         with keep_training(self.module), find_precision_context(self.module, self.device, self.precision):
             figures = evaluate_module(unwrap(self.module), own_function, placed, self.device)
-        if self._course is not None:
-            self._course.take_digest()
-        if self._unused is not None:
-            self._unused.forget_calls()
+        self._forget_calls()
         return figures
 
     def _place(self, batch: Any) -> Any:
@@ -262,15 +267,43 @@ class TrainingStep:
             return batch
         return to_double(batch)
 
+    def _take_start(self, start: Start) -> nn.Module:
+        """Return a module without its parameters where all ranks keep and can make parts of them, else with them."""
+        if not self._keeps_parts:
+            return start.build()
+        obstacle = find_obstacle(start)
+        if obstacle is None and isinstance(start, DeferredModule):
+            self._values = start.values
+            return start.module
+        self._begin_whole(obstacle or "")
+        return start.build()
+
+    def _begin_whole(self, reason: str) -> None:
+        """Say why this rank has the whole module in memory, if there are words for it."""
+        self.whole_reason = reason
+        tell_whole(reason)
+
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether a rank keeps parts of parameters only."""
+        return self.layout.zero > 0 and self.layout.data > 1
+
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
-        """Check module and loss on the first batch, shard the module, and return its optimizer and scheduler."""
-        self._check_loss(batch)
+        """Check module and loss on the first batch, shard the module, and return its optimizer and scheduler.
+
+        Parameters that are not yet there get their values as shards; where the course of the module depends on values,
+        all of them come first.
+        """
         units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
+        findings = None if self._values is None else self._probe(probe_fakes, units, batch)
+        if findings is None:
+            self._fill()
+            self._find_loss_kind(batch)
+        self._require_whole_statistics()
+        if findings is None:
+            self._check_loss(batch)
         if self.num_ranks > 1:
-            with find_precision_context(self.module, self.device, self.precision):
-                units, has_unused, idle_names = probe(
-                    self.module, units, batch, self.loss, self.device, self._loss_kind
-                )
+            units, has_unused, idle_names = findings or self._probe(probe, units, batch)
             units = list_own_units(units, self.module)
             broadcast_states(self.module)
             if self.layout.zero:
@@ -280,19 +313,53 @@ class TrainingStep:
         if has_unused and self.layout.zero:
             self._unused = UnusedParameters((*units, self.module), idle_names)
         self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
+        if self._values is not None:
+            fill_shards(self.module, self._values, self.device)
+            self._values = None
+            self._find_loss_kind(batch)
+            self._check_loss(batch)
+            self._forget_calls()
         return self._build_optimizer()
 
-    def _check_loss(self, batch: Any) -> None:
-        """Find how losses add up; raise `LossError` where ranks and microbatches do not make the loss of the batch."""
-        is_cut = self.num_ranks > 1 or self.layout.num_microbatches > 1
-        if is_cut or takes_num_items(self.module):
+    def _fill(self) -> None:
+        """Give all parameters that are not yet there their values, whole."""
+        if self._values is not None:
+            self._begin_whole("its forward on the first batch needs values to know what it runs")
+            fill_parameters(self.module, self._values)
+            self.module.to(self.device)
+            self._values = None
+
+    def _probe(self, run: Callable[..., Any], units: Sequence[nn.Module], batch: Any) -> Any:
+        """Return what a function finds of the module on the first batch."""
+        is_share = self.loss is None and takes_num_items(self.module)
+        kind = LossKind.SHARES if is_share else self._loss_kind
+        with find_precision_context(self.module, self.device, self.precision):
+            return run(self.module, units, batch, self.loss, self.device, kind)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the loss of a step is one of several parts of a batch."""
+        return self.num_ranks > 1 or self.layout.num_microbatches > 1
+
+    def _find_loss_kind(self, batch: Any) -> None:
+        """Find how losses of ranks and microbatches add up."""
+        if self._is_cut or takes_num_items(self.module):
             with find_precision_context(self.module, self.device, self.precision):
                 self._loss_kind = find_loss_kind(self.module, batch, self.loss)
-        if is_cut:
-            self._require_whole_statistics()
+
+    def _check_loss(self, batch: Any) -> None:
+        """Raise `LossError` where ranks and microbatches do not make the loss of the batch."""
+        if self._is_cut:
             tolerance = CAST_TOLERANCE if self._is_cast else None
             with find_precision_context(self.module, self.device, self.precision):
                 require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
+
+    def _forget_calls(self) -> None:
+        """Forget what units have run outside of steps."""
+        if self._course is not None:
+            self._course.take_digest()
+        if self._unused is not None:
+            self._unused.forget_calls()
 
     def _build_optimizer(self) -> tuple[Optimizer, LRScheduler | None]:
         """Return optimizer and scheduler of the module as it is sharded, with the states of a checkpoint if any."""
@@ -320,7 +387,7 @@ class TrainingStep:
 
     def _require_whole_statistics(self) -> None:
         """Have batch statistics taken over all ranks; `LossError` where microbatches would divide them."""
-        norms = list_batch_norms(self.module)
+        norms = list_batch_norms(self.module) if self._is_cut else []
         if norms and self.layout.num_microbatches > 1:
             name, norm = norms[0]
             raise LossError(

@@ -10,6 +10,7 @@ True
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,17 @@ from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFact
 from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.stages.pipelined_step import PipelinedStep
+from meshwise.executor.starting.construction import Start, make_start
 from meshwise.strategies.plan.plan import Plan
 
 
-def make_step(module: nn.Module, layout: ModuleLayout, **options: Any) -> TrainingStep:
+def make_step(module: nn.Module | Start, layout: ModuleLayout, **options: Any) -> TrainingStep:
     """Return the step of training of a module under a layout; options are those of `TrainingStep`."""
     return (PipelinedStep if layout.pipeline > 1 else TrainingStep)(module, layout, **options)
 
 
 def parallelize(
-    module: nn.Module,
+    module: nn.Module | Callable[[], nn.Module],
     plan: Plan | ModuleLayout | str | Path | None = None,
     *,
     optimizer: OptimizerFactory | Optimizer | None = None,
@@ -52,12 +54,14 @@ def parallelize(
     Parameters
     ----------
     module
-        Whole and with equal parameters on every rank; its forward takes a batch.
+        Whole and with equal parameters on every rank; its forward takes a batch. Or a function that returns it: a rank
+        then has no more of its parameters at a time than its own and one of the others, where ranks share them.
     plan
         A plan or the file of one, words such as ``data=2,zero=3``, or a `ModuleLayout`; by default data parallelism
         over all ranks.
     optimizer
-        A function of the module, or an optimizer of its parameters without states; by default AdamW.
+        A function of the module, or an optimizer of its parameters without states; by default AdamW. For a function
+        that returns the module it is a function.
     scheduler
         A schedule of the learning rate, or a function of the optimizer that returns one; it is stepped once a step.
     loss
@@ -69,7 +73,8 @@ def parallelize(
     learning_rate
         That of the default optimizer.
     seed
-        The seed of random draws in forward; every rank and step has its own.
+        The seed of random draws in forward; every rank and step has its own. Also that of a function that returns the
+        module, whose draws it names by the parameters that they fill.
 
     Raises
     ------
@@ -79,7 +84,7 @@ def parallelize(
     join_ranks()
     layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
     return make_step(
-        module,
+        make_start(module, seed),
         layout,
         optimizer=make_adamw(learning_rate) if optimizer is None else optimizer,
         scheduler=scheduler,

@@ -75,8 +75,14 @@ class PipelinedStep(TrainingStep):
     stages of a pipeline are called with the same samples.
     """
 
+    @property
+    def _keeps_parts(self) -> bool:
+        return False
+
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
         """Export the module on the first batch, cut it, and keep this rank's stages."""
+        self._find_loss_kind(batch)
+        self._require_whole_statistics()
         self._check_loss(batch)
         broadcast_states(self.module)
         layout = self.layout

@@ -7,17 +7,20 @@ where there are any, and else drawn as the configuration says.
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.starting.construction import DeferredModule, Start, start_module
+from meshwise.executor.starting.stored_values import find_stored_tensors, match_parameters
 from meshwise.executor.user_training.job import TOKENS, TrainJob
 from meshwise.executor.user_training.packing import PackedText, pack_texts
 from meshwise.executor.user_training.user_file import UserFile
@@ -197,7 +200,43 @@ def open_pretrained(job: TrainJob) -> UserFile:
         lambda: PackedText(tokens, job.sequence),
         evaluation_data=None if evaluation_tokens is None else open_evaluation_text,
         save_beside=lambda target: _save_tokenizer(folder, target),
+        start=lambda seed: start_model(folder, seed),
     )
+
+
+def start_model(folder: Path, seed: int) -> Start:
+    """Return the model of a folder; where its weights lie as it has them, ranks read them in parts."""
+    if not _has_weights(folder):
+        return start_module(lambda: _load_model(folder), seed)
+    config = _read_config(folder)
+    start = start_module(lambda: _build_model(folder, config, has_weights=False).train(), seed)
+    if isinstance(start, DeferredModule) and not _converts_weights(start.module):
+        values = None
+        with suppress(SafetensorError, OSError, ValueError, KeyError):  # transformers tells it below
+            values = match_parameters(start.module, find_stored_tensors(folder))
+        if values is not None:
+            _read_generation(folder, start.module)
+            return DeferredModule(start.module, values)
+    return start_module(lambda: _load_model(folder), seed)
+
+
+def _converts_weights(module: Any) -> bool:
+    """Return whether transformers turns the weights in files into others, as it may."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return True
+    is_quantised = getattr(module.config, "quantization_config", None) is not None
+    return is_quantised or bool(get_model_conversion_mapping(module, add_legacy=False))
+
+
+def _read_generation(folder: Path, module: Any) -> None:
+    """Give a model the settings of generation that lie beside its weights, which it is saved with."""
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        with _stay_offline():
+            module.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _load_model(folder: Path) -> nn.Module:

@@ -51,6 +51,8 @@ class TrainRun:
         Most bytes of tensors on the device of a rank: on cores those of one step, ``None`` in runs of few steps.
     host_memory
         Most bytes that a rank's process held in main memory.
+    whole_reason
+        Why ranks that keep parts of the module had the whole in memory at first; empty where they had not.
     """
 
     job: TrainJob
@@ -63,6 +65,7 @@ class TrainRun:
     checkpoints: Path
     weights: Path
     difference: "Difference | None" = None
+    whole_reason: str = ""
 
     __repr__ = brief_repr("losses", "step_time")
 
@@ -277,6 +280,7 @@ def _collect(
         folder / CHECKPOINTS,
         folder / WEIGHTS,
         difference,
+        facts[0].get("whole", ""),
     )
 
 

@@ -32,6 +32,7 @@ from meshwise.executor.recording.accelerator import Accelerator, find_accelerato
 from meshwise.executor.recording.copies import digest_copies
 from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.stages.parallelize import make_step
+from meshwise.executor.starting.draws import seed_draws
 from meshwise.executor.user_training.data import iterate_batches
 from meshwise.executor.user_training.evaluation import iterate_evaluation
 from meshwise.executor.user_training.job import CHECKPOINTS, WEIGHTS, TrainJob, facts_file, metrics_file, stop_file
@@ -41,7 +42,6 @@ from meshwise.executor.user_training.user_file import (
     UserFileError,
     find_own_line,
     load_file,
-    seed_draws,
 )
 
 
@@ -90,7 +90,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     _require_evaluation(job, user_file)
     heartbeat.beat("model")
     step = build_step(job, user_file, accelerator.device)
-    facts = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
+    facts: dict[str, Any] = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
     checkpoints = folder / CHECKPOINTS
     first_step = step.load(checkpoints) if job.resume else 0
     if first_step >= job.steps:
@@ -138,6 +138,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
+    facts |= {"whole": step.whole_reason} if isinstance(step, TrainingStep) else {}
     copies = {"copies": digest_copies(unwrap(step.module), step.states_by_parameter)} if job.is_trial else {}
     facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
 
@@ -166,12 +167,13 @@ def load_source(job: TrainJob) -> UserFile:
 
 def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep | CutStep:
     """Return the step of training of a user's file."""
-    module = user_file.build_model(job.seed)
+    start = user_file.start_model(job.seed)
     if job.without_dropout:
-        drop_nothing(module)
-    make = make_cut_step if job.layout.tensor > 1 else make_step
-    return make(
-        module,
+        drop_nothing(start.module)
+    is_cut = job.layout.tensor > 1
+    make: Any = make_cut_step if is_cut else make_step
+    step: TrainingStep | CutStep = make(
+        start.build() if is_cut else start,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
         scheduler=user_file.scheduler,
@@ -181,6 +183,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
         device=device,
         seed=job.seed,
     )
+    return step
 
 
 def open_batches(job: TrainJob, user_file: UserFile, rank: int, num_ranks: int, first_step: int) -> Iterator[Any]:

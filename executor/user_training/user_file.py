@@ -5,7 +5,6 @@ Loading it runs its code. `UserFile` has the functions that it defines; the othe
 
 import importlib.util
 import inspect
-import random
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,13 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.starting.construction import Start, start_module
+from meshwise.executor.starting.draws import seed_draws
 
 NAMES = ("model", "data", "loss", "optimizer", "scheduler", "initialize", "evaluate", "evaluation_data")
 """The functions that a file may define."""
@@ -42,6 +41,8 @@ class UserFile:
         ``BATCH``, the samples of a step.
     save_beside
         Writes what belongs to the weights into their folder, such as a tokenizer.
+    start
+        Starts the module of a seed otherwise than by recording ``model``.
     """
 
     path: Path
@@ -55,10 +56,19 @@ class UserFile:
     evaluation_data: Callable[..., Any] | None = None
     batch: int | None = None
     save_beside: Callable[[Path], None] | None = None
+    start: Callable[[int], Start] | None = None
 
     def build_model(self, seed: int) -> nn.Module:
         """Return the module, whose first parameters are drawn from a seed."""
-        seed_draws(seed)
+        return self.start_model(seed).build()
+
+    def start_model(self, seed: int) -> Start:
+        """Return the module of `build_model`, without the memory of its parameters where it can be built so."""
+        if self.start is not None:
+            return self.start(seed)
+        return start_module(lambda: self._run_model(seed), seed)
+
+    def _run_model(self, seed: int) -> nn.Module:
         module = self.call("model")
         if not isinstance(module, nn.Module):
             raise UserFileError(
@@ -95,13 +105,6 @@ class UserFile:
     def _find_line(self, function: Callable[..., Any]) -> str:
         code = getattr(function, "__code__", None)
         return f"{self.path}:{code.co_firstlineno}" if code is not None else str(self.path)
-
-
-def seed_draws(seed: int) -> None:
-    """Seed the random numbers of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 def load_file(path: Path) -> UserFile:

@@ -109,6 +109,7 @@ def to_json(run: "TrainRun", planned: "PlannedRun") -> dict[str, Any]:
         "plans": planned.num_plans,
         "assumptions": planned.list_assumptions(),
         "host_memory": run.host_memory,
+        "whole_start": run.whole_reason or None,
         "verify": None
         if difference is None
         else {
@@ -144,6 +145,7 @@ def _print_run(run: "TrainRun", planned: "PlannedRun") -> None:
     rows = [
         ("plan", run.job.layout.describe()),
         ("module", f"{run.parameters:,} parameters, {run.blocks} blocks"),
+        *([("start", f"with the whole module on every rank: {run.whole_reason}")] if run.whole_reason else []),
         ("loss", f"{first_loss:.4f} at step {run.first_step}, {last_loss:.4f} at step {last_step - 1}"),
         *(
             ("evaluation", ", ".join(f"{name} {value:.6g}" for name, value in row.evaluation.items()))

@@ -33,7 +33,8 @@ def parallelize(
     Parameters
     ----------
     module
-        A ``torch.nn.Module``, whole and with equal parameters on every rank; its forward takes a batch.
+        A ``torch.nn.Module``, whole and with equal parameters on every rank; its forward takes a batch. Or a function
+        that returns it, of which a rank makes only the parameters that it keeps where ranks share them.
     plan
         A plan or the file of one, words such as ``data=2,zero=3`` or ``data=2,tensor=2``, or a `ModuleLayout`; by
         default data parallelism over all ranks. Words with ``tensor`` have the shardings of operators searched for.
@@ -53,14 +54,16 @@ def parallelize(
     from meshwise.executor.modules.step import find_device
     from meshwise.executor.stages.parallelize import join_ranks, read_layout
     from meshwise.executor.stages.parallelize import parallelize as parallelize_whole
+    from meshwise.executor.starting.construction import make_start
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     join_ranks()
-    if plan == SEARCH:
-        return _search(module, **options)
-    layout = plan if isinstance(plan, ModuleLayout) else read_layout(plan)
-    if layout.tensor == 1:
+    layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
+    if isinstance(layout, ModuleLayout) and layout.tensor == 1:
         return parallelize_whole(module, layout, **options)
+    module = make_start(module, options.get("seed", 0)).build()
+    if not isinstance(layout, ModuleLayout):
+        return _search(module, **options)
 
     def choose_plan(captured: "CapturedModule") -> Plan:
         samples = captured.batch // layout.data

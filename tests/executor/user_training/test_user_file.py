@@ -76,6 +76,14 @@ def test_a_model_that_does_not_serve_is_refused(body: str, message: str, tmp_pat
     assert message in str(caught.value)
 
 
+def test_an_error_in_model_comes_out_once(tmp_path: Path) -> None:
+    fault = "open(__file__ + 'x', 'a').write('x')\n    return torch.nn.Sequential(torch.ones(3) + torch.ones(5))"
+    user_file = load_file(write(tmp_path, GOOD.replace("return torch.nn.Linear(2, 1)", fault)))
+    with pytest.raises(UserFileError, match=r"mine.py:7: model\(\): RuntimeError: The size of tensor a \(3\)"):
+        user_file.build_model(0)
+    assert (tmp_path / "mine.pyx").read_text() == "x"
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for name in ("none.py", "model.txt"):
         with pytest.raises(UserFileError, match="met no such file"):

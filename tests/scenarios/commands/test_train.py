@@ -154,3 +154,18 @@ def test_a_fault_in_the_users_code_is_told_with_its_line(file: str, capsys: pyte
     assert run(["train", file, "--plan", "data=2", "--steps", "2", "--no-calibrate"]) == 2
     error = capsys.readouterr().err
     assert "mine.py:12: AttributeError: 'Tensor' object has no attribute 'sqare'" in error and "Traceback" not in error
+
+
+def test_a_module_that_no_rank_can_build_in_parts_is_told(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own_generator = """
+    module = torch.nn.Linear(2, 1)
+    torch.nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(1))
+    return module
+"""
+    options = ["--plan", "data=2,zero=3", "--no-calibrate", "--steps", "1", "--replace"]
+    assert run(["train", file, *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["whole_start"] is None
+    Path(file).write_text(FILE.replace("    return torch.nn.Linear(2, 1)", own_generator))
+    assert run(["train", file, *options]) == 0
+    text = "with the whole module on every rank: rank 0: draws from a generator of its own"
+    assert text in " ".join(capsys.readouterr().out.split())
