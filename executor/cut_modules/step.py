@@ -163,6 +163,8 @@ class CutStep:
 
     def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""
+        if self._checkpoint is not None and self._trained is None:
+            raise ValueError("weights of a checkpoint are there after at least one step, met none")
         with self._whole_parameters():
             return export_weights(Path(folder), self.module, is_plain=is_plain)
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwise.executor.calibration.figures import MESSAGES
 from meshwise.executor.calibration.measures import build_own_mesh, measure_collectives, measure_mean, measure_times
@@ -43,6 +44,7 @@ from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     compute_own_loss,
+    find_loss_kind,
     list_batch_norms,
     require_mean_over_samples,
 )
@@ -53,7 +55,7 @@ from meshwise.executor.modules.sharding import act_alone, find_precision_context
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import make_own_store
-from meshwise.executor.recording.rank_files import Heartbeat
+from meshwise.executor.recording.rank_files import Heartbeat, UserError
 from meshwise.executor.recording.tensor_memory import count_bytes, record_tensor_peak
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source
@@ -138,6 +140,19 @@ def measure_loop() -> float:
     return max(median(differences[1:]), 0.0)
 
 
+class _MessageWatch(TorchDispatchMode):
+    """Sees whether its body exchanges messages between ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_messages = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator."""
+        self.has_messages = self.has_messages or function.namespace in ("c10d", "_c10d_functional")
+        return function(*args, **(kwargs or {}))
+
+
 class Measurement:
     """The measurement of one module, on this rank together with all others.
 
@@ -165,6 +180,7 @@ class Measurement:
         module = self.source.build()
         blocks = list_blocks(module)
         findings = self._find(module, blocks)
+        self._require_silence(module)
         norms = list_batch_norms(module)
         whole_batch, whole_microbatch = self._find_mixing(module), self._find_renewal(module, 2)
         whole_batch = whole_batch or self._find_renewal(module, 1)
@@ -242,16 +258,26 @@ class Measurement:
 
     def _find(self, module: nn.Module, blocks: list[nn.Module]) -> Findings:
         with find_precision_context(module, self.device, self.source.precision):
-            return probe(module, blocks, self.batch, self.source.loss, self.device)
+            kind = find_loss_kind(module, self.batch, self.source.loss)
+            return probe(module, blocks, self.batch, self.source.loss, self.device, kind)
 
     def _find_mixing(self, module: nn.Module) -> str:
         try:
             with find_precision_context(module, self.device, self.source.precision):
                 tolerance = 2e-2 if self.source.precision == "bf16" else None
-                require_mean_over_samples(module, self.batch, self.source.loss, tolerance)
+                kind = find_loss_kind(module, self.batch, self.source.loss)
+                require_mean_over_samples(module, self.batch, self.source.loss, tolerance, kind)
         except LossError as error:
             return str(error)
         return ""
+
+    def _require_silence(self, module: nn.Module) -> None:
+        """Raise `UserError` where forward exchanges messages itself, so that a rank cannot run it alone."""
+        with _MessageWatch() as watch:
+            self._run_passes(module, self.batch)
+        if watch.has_messages:
+            rule = "a module that is measured runs on each rank alone, met messages between ranks in its forward"
+            raise UserError(f"{rule}; nearest: --plan data={self.num_ranks}")
 
     def _find_renewal(self, module: nn.Module, num_microbatches: int) -> str:
         """Return why forward renews a buffer so that ranks or microbatches would have others, or nothing."""

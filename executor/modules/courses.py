@@ -50,20 +50,13 @@ class RenewedBuffers:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        norms = {id(part) for part in module.modules() if isinstance(part, _BatchNorm)}
-        self._buffers = {
-            f"{name}.{key}".lstrip("."): buffer
-            for name, part in module.named_modules()
-            if id(part) not in norms
-            for key, buffer in part.named_buffers(recurse=False)
-            if buffer.is_floating_point() and buffer.numel()
-        }
-        self._earlier = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
+        self._module = module
+        self._earlier = {name: buffer.detach().clone() for name, buffer in self._list_buffers().items()}
 
     def require_equal(self, num_microbatches: int) -> None:
         """Raise `LossError` where ranks have renewed a buffer differently, or several microbatches have renewed one."""
-        for name, buffer in self._buffers.items():
-            change = torch.stack((self._measure(buffer), self._measure(self._earlier[name])))
+        for name, buffer in self._list_buffers().items():  # forward may have put others in their place
+            change = torch.stack((self._measure(buffer), self._measure(self._earlier.get(name, buffer))))
             is_renewed = bool(change[0] != change[1])
             extremes = torch.stack((change[0], -change[0], change.new_tensor(float(is_renewed))))
             if dist.is_initialized():
@@ -75,6 +68,15 @@ class RenewedBuffers:
                 raise LossError(f"{rule}, which each rank makes of its own samples; nearest: {nearest}")
             if renewed and num_microbatches > 1:
                 raise LossError(f"{rule}, which each microbatch renews; nearest: num_microbatches=1")
+
+    def _list_buffers(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}".lstrip("."): buffer
+            for name, part in self._module.named_modules()
+            if not isinstance(part, _BatchNorm)
+            for key, buffer in part.named_buffers(recurse=False)
+            if buffer.is_floating_point() and buffer.numel()
+        }
 
     @staticmethod
     def _measure(buffer: Tensor) -> Tensor:

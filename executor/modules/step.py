@@ -211,6 +211,8 @@ class TrainingStep:
         is_plain
             Whether those of a model of transformers have the names of its parameters, as those of other modules do.
         """
+        if self._checkpoint is not None and self._trained is None:
+            raise ValueError("weights of a checkpoint are there after at least one step, met none")
         return export_weights(Path(folder), self.module, is_plain=is_plain)
 
     def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss, num_items: Tensor | None) -> None:
@@ -294,6 +296,7 @@ class TrainingStep:
         Parameters that are not yet there get their values as shards; where the course of the module depends on values,
         all of them come first.
         """
+        self.module.zero_grad(set_to_none=True)  # of what the user ran before
         units, has_unused, idle_names = tuple(list_blocks(self.module)), False, frozenset[str]()
         findings = None if self._values is None else self._probe(probe_fakes, units, batch)
         if findings is None:

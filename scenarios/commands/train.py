@@ -119,6 +119,8 @@ def train(
     if not learning_rate > 0 or (clip is not None and not clip > 0):
         raise ValueError(f"--learning-rate and --clip are above 0, met {learning_rate:g} and {clip}")
     path, texts = _find_source(files or [], hf, text or [], sequence, evaluation_text)
+    if resume and replace:
+        raise ValueError("--resume goes on from checkpoints that --replace removes, met both; nearest: --resume")
     if rendezvous is None:
         check_device(device)
     layout = _read_layout(plan, None if rendezvous else processes, device)

@@ -136,7 +136,9 @@ def _list_zero_stages(choices: Choices, data: int) -> tuple[int, ...]:
 
 def _list_cut(batch: int, choices: Choices, ranks: int, tensor: int) -> Iterator[ModuleLayout]:
     """Yield every layout that cuts operators over so many of the ranks that are left to other axes."""
-    recomputes = RECOMPUTES if "recompute" in CUT_WITH and choices.recomputes else (Recompute.NONE,)
+    recomputes: tuple[Recompute, ...] = (Recompute.NONE,)
+    if "recompute" in CUT_WITH and choices.recomputes and choices.divides_batch:
+        recomputes = RECOMPUTES
     pipelines = divisors(ranks) if "pipeline" in CUT_WITH and choices.divides_cut_samples else (1,)
     for pipeline, recompute in product(pipelines, recomputes):
         data = ranks // pipeline
@@ -148,7 +150,7 @@ def _list_cut(batch: int, choices: Choices, ranks: int, tensor: int) -> Iterator
             if pipeline <= count <= MOST_MICROBATCHES and batch // count >= FEWEST_CUT_SAMPLES
         ]
         counts = counts if choices.divides_cut_samples else [1] * (batch >= FEWEST_CUT_SAMPLES)
-        stages = _list_zero_stages(choices, data) if "zero" in CUT_WITH else (0,)
+        stages = _list_zero_stages(choices, data) if "zero" in CUT_WITH and choices.divides_batch else (0,)
         cuts = find_cuts(choices.blocks, pipeline)
         for zero, count in product(stages, counts):
             yield ModuleLayout(data, zero, 0, True, count, recompute, pipeline, cuts=cuts, tensor=tensor)

@@ -56,8 +56,11 @@ def parallelize(
     from meshwise.executor.stages.parallelize import parallelize as parallelize_whole
     from meshwise.executor.starting.construction import make_start
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
+    from meshwise.scenarios.module_plans import plan_files
 
     join_ranks()
+    if isinstance(plan, Path) or (isinstance(plan, str) and plan != SEARCH and "=" not in plan):
+        plan = plan_files.read_layout(Path(plan))
     layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
     if isinstance(layout, ModuleLayout) and layout.tensor == 1:
         return parallelize_whole(module, layout, **options)

@@ -89,7 +89,8 @@ def plan_run(
         )
         default = layout or ModuleLayout(max(counts))
         try:
-            model = _model_module(first, default, counts, starter if calibrates else None, report)
+            measuring = starter if calibrates else None
+            model = _model_module(first, default, counts, measuring, report, searches=layout is None)
             report("comparing plans")
             if layout is not None:
                 return predict_layout(model, layout, first.tokens)
@@ -118,7 +119,13 @@ def list_numbers(batch: int, processes: int | None, devices: int) -> list[int]:
 
 
 def _model_module(
-    first: "FirstBatch", default: ModuleLayout, counts: Sequence[int], starter: "RankStarter | None", report: Report
+    first: "FirstBatch",
+    default: ModuleLayout,
+    counts: Sequence[int],
+    starter: "RankStarter | None",
+    report: Report,
+    *,
+    searches: bool,
 ) -> ModuleModel:
     """Return the module as the simulator sees it, measured by ranks that start while it is captured.
 
@@ -127,12 +134,14 @@ def _model_module(
     default
         Its plan says how operators are cut, where it has one.
     counts
-        Numbers of ranks; over parts of them operators are cut else.
+        Numbers of ranks.
+    searches
+        Whether operators may be cut over parts of these.
     """
     batch = first.samples
     if starter is not None:
         # each rank measures with its own samples
-        starter.start(default.data if batch % default.num_ranks else default.num_ranks)
+        starter.start(max(n for n in range(1, default.num_ranks + 1) if default.num_ranks % n == 0 and batch % n == 0))
     report("capturing the module")
     captured: OperatorGraph | None = None
     why_not = ""
@@ -143,7 +152,7 @@ def _model_module(
     cuts: dict[int, Plan] = {}
     if default.plan is not None:
         cuts[default.tensor] = default.plan
-    elif captured is not None and default.num_ranks == max(counts):
+    elif captured is not None and searches:
         cuts = choose_cut_plans(captured, batch, counts)
     figures = None if starter is None else starter.measure(cuts.values())
     model = build_model(figures, captured, batch, first.job.precision, first.job.device, why_not)

@@ -364,18 +364,19 @@ def build_training(model: ModuleModel, layout: ModuleLayout) -> Training:
         model.batch,
         model.graph.sequence,
         precision,
-        count_states(model.figures),
+        count_states(model.figures, precision),
         gradient_precision="fp32" if is_narrow else None,
         framework=FRAMEWORK,
     )
 
 
-def count_states(figures: ModuleFigures | None) -> str:
+def count_states(figures: ModuleFigures | None, precision: str = "fp32") -> str:
     """Return the optimizer of the simulator that keeps as much as was measured; AdamW where nothing was."""
     if figures is None:
         return STATES[2]
     elements = sum(prod(shape) for shape in list_shapes(figures))
-    return STATES[min(round(figures.state / max(4 * elements, 1)), 2)]
+    size = 8 if precision == "fp64" else 4
+    return STATES[min(round(figures.state / max(size * elements, 1)), 2)]
 
 
 def with_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:

@@ -197,7 +197,7 @@ class Averaged(nn.Module):
         if self.is_common and torch.distributed.is_initialized():
             torch.distributed.all_reduce(mean)
             mean /= torch.distributed.get_world_size()
-        self.average.lerp_(mean, 0.1)
+        self.average = self.average.lerp(mean, 0.1)  # another tensor, as some write it
         return y.square().mean()
 
 
