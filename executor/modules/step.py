@@ -225,8 +225,7 @@ class TrainingStep:
 
     def _watch_buffers(self) -> RenewedBuffers | None:
         """Return what looks at the buffers of the first step; ``None`` for a batch that is not divided."""
-        is_divided = self.num_ranks > 1 or self.layout.num_microbatches > 1
-        return RenewedBuffers(unwrap(self.module)) if is_divided else None
+        return RenewedBuffers(unwrap(self.module)) if self._divides_batch else None
 
     def _end_update(self) -> None:
         """Drop the gradients of a step that is done."""
@@ -340,19 +339,19 @@ class TrainingStep:
             return run(self.module, units, batch, self.loss, self.device, kind)
 
     @property
-    def _is_cut(self) -> bool:
+    def _divides_batch(self) -> bool:
         """Whether the loss of a step is one of several parts of a batch."""
         return self.num_ranks > 1 or self.layout.num_microbatches > 1
 
     def _find_loss_kind(self, batch: Any) -> None:
         """Find how losses of ranks and microbatches add up."""
-        if self._is_cut or takes_num_items(self.module):
+        if self._divides_batch or takes_num_items(self.module):
             with find_precision_context(self.module, self.device, self.precision):
                 self._loss_kind = find_loss_kind(self.module, batch, self.loss)
 
     def _check_loss(self, batch: Any) -> None:
         """Raise `LossError` where ranks and microbatches do not make the loss of the batch."""
-        if self._is_cut:
+        if self._divides_batch:
             tolerance = CAST_TOLERANCE if self._is_cast else None
             with find_precision_context(self.module, self.device, self.precision):
                 require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
@@ -390,7 +389,7 @@ class TrainingStep:
 
     def _require_whole_statistics(self) -> None:
         """Have batch statistics taken over all ranks; `LossError` where microbatches would divide them."""
-        norms = list_batch_norms(self.module) if self._is_cut else []
+        norms = list_batch_norms(self.module) if self._divides_batch else []
         if norms and self.layout.num_microbatches > 1:
             name, norm = norms[0]
             raise LossError(

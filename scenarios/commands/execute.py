@@ -26,7 +26,7 @@ from meshwise.executor.options import (
 from meshwise.executor.training.checkpoint import list_checkpoints
 from meshwise.scenarios.closed_loop import ClosedLoop, close_loop
 from meshwise.scenarios.commands.loading import load_scenario, tell_usual_loads
-from meshwise.scenarios.commands.options import ClusterFile, Json, PlanFile, ScenarioName
+from meshwise.scenarios.commands.options import ClusterFile, Collect, Json, MeetingPoint, PlanFile, ScenarioName
 from meshwise.scenarios.commands.page import PageFile, check_page
 from meshwise.scenarios.commands.run_report import follow, tell_run, to_json, write_run
 from meshwise.scenarios.console import FAILED, NOTHING_FITS, Ticker, emit, note, print_rows, print_table, tell_hosts
@@ -95,13 +95,8 @@ def execute(
         int | None,
         typer.Option(min=1, help="Processes on a host, one a rank: here all ranks; fewer with --rendezvous."),
     ] = None,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
-    ] = None,
-    collect: Annotated[
-        bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
-    ] = False,
+    rendezvous: MeetingPoint = None,
+    collect: Collect = False,
     timeout: Annotated[float, typer.Option(min=1, max=1e6, help="Seconds that a silent rank is waited for.")] = TIMEOUT,
     device: Annotated[
         str, typer.Option(metavar="cpu|cuda", help="What ranks train on: cores (gloo), GPUs (NCCL).")

@@ -44,3 +44,11 @@ Brave = Annotated[bool, typer.Option("--brave", help="Allow plans that are likel
 Budget = Annotated[int | None, typer.Option(min=1, help="Evaluations at most.")]
 Seconds = Annotated[float | None, typer.Option(help="Wall time at most, in seconds.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of algorithms that draw.")]
+
+MeetingPoint = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
+]
+Collect = Annotated[
+    bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
+]

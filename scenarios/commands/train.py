@@ -8,7 +8,7 @@ import typer
 
 from meshwise.executor.device import CUDA, check_device, count_gpus
 from meshwise.executor.launch.several_hosts import Hosts, Rendezvous
-from meshwise.scenarios.commands.options import Json
+from meshwise.scenarios.commands.options import Collect, Json, MeetingPoint
 from meshwise.scenarios.commands.train_report import Follower, tell_run
 from meshwise.scenarios.console import Ticker, note, tell_hosts
 from meshwise.scenarios.files.results import make_folder
@@ -66,13 +66,8 @@ def train(
             "host.",
         ),
     ] = None,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Do not run: print what each of several hosts runs; HOST is the first."),
-    ] = None,
-    collect: Annotated[
-        bool, typer.Option("--collect", help="Do not run: read what the ranks of several hosts left in --out.")
-    ] = False,
+    rendezvous: MeetingPoint = None,
+    collect: Collect = False,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step, instead of BATCH of the file.")] = None,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}; bf16 has fp32 main weights.")] = "fp32",
     learning_rate: Annotated[float, typer.Option(help="Of AdamW, where the file has no optimizer.")] = 1e-3,
