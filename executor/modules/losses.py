@@ -27,6 +27,7 @@ from meshwise.executor.modules.calls import (
     takes_num_items,
 )
 from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
+from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.recording.rank_files import UserError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -188,7 +189,7 @@ class StepLoss:
         has_weight = nothing if self.weight is None else nothing + 1
         own = (self.total, self.weight) if self.is_counted else (None, None)
         sums = torch.stack([nothing if x is None else x.reshape(()) for x in (*own, has_weight)])
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if count_ranks() > 1:
             dist.all_reduce(sums)
         total, total_weight, num_weights = sums.tolist()
         self.is_mean = not num_weights and not self.has_shares

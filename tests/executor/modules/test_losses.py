@@ -4,9 +4,12 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwise.executor.modules.losses import LossError, StepLoss, WeightedLoss, read_loss, require_mean_over_samples
+from meshwise.executor.modules.sharding import act_alone
 
 CPU = torch.device("cpu")
 
@@ -28,6 +31,20 @@ def test_sums_are_divided_by_all_weights() -> None:
 
 def test_a_rank_without_the_last_stage_adds_nothing() -> None:
     assert StepLoss(2, 1, CPU).reduce() == (0.0, 1.0)
+
+
+def test_a_rank_that_acts_alone_sends_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = []
+    monkeypatch.setattr(dist, "all_reduce", sums.append)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with act_alone():
+            StepLoss(1, 1, CPU).reduce()
+        assert not sums
+        StepLoss(1, 2, CPU).reduce()
+        assert len(sums) == 1
+    finally:
+        dist.destroy_process_group()
 
 
 def test_weights_of_nothing_are_refused() -> None:
