@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -25,16 +25,15 @@ from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.pipelining import _utils
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from meshwise.executor.check.messages import Message, list_messages, list_tensors
 from meshwise.executor.job import Job
 from meshwise.executor.model.network import Network
 from meshwise.executor.parallel.offload import HostMemory
@@ -44,38 +43,6 @@ from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import trainer as executor_trainer
 from meshwise.executor.training.trainer import DTYPES, Trainer
 from meshwise.simulator.brief import brief_repr
-
-_NAMES = {
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "broadcast_": "broadcast",
-    "reduce_": "reduce",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "all_to_all_single": "all_to_all",
-}
-"""Names of collectives here, by torch's operators; operators that are missing here keep their own names."""
-_SILENT = ("wait_tensor", "recv_", "barrier", "monitored_barrier_", "check_for_nan")
-"""Operators of torch that move nothing, or move what the sender counts."""
-
-
-class Message(NamedTuple):
-    """A collective that a rank takes part in, or a send from it: its kind, its ranks and its size in bytes.
-
-    The size is that of one rank's buffer, for gathers and scatters that of the full buffer. The ranks of a send are its
-    two ends.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    size: int
 
 
 class _NoModules(ModTracker):
@@ -144,28 +111,15 @@ class Tracker(MemTracker):
         if self.is_inferring:
             return func(*args, **kwargs or {})
         # an operator that reads only tensors of the host runs there, and so does not count what it makes
-        if (tensors_read := _tensors((args, kwargs))) and all(map(self.leaves_out, tensors_read)):
+        if (tensors_read := list_tensors((args, kwargs))) and all(map(self.leaves_out, tensors_read)):
             host_result = func(*args, **kwargs or {})
-            for tensor in _tensors(host_result):
+            for tensor in list_tensors(host_result):
                 self._uncounted[tensor.untyped_storage()] = True
             return host_result
         result: Any = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        if result is not NotImplemented and getattr(func, "namespace", "") in ("c10d", "_c10d_functional"):
-            self._note_message(func, args)
+        if result is not NotImplemented:
+            self.messages += list_messages(func, args)
         return result
-
-    def _note_message(self, func: Any, args: Any) -> None:
-        operator = func.name().partition("::")[2].partition(".")[0]
-        if operator in _SILENT:
-            return
-        kind, ranks = _NAMES.get(operator, operator), _ranks(args)
-        sizes = [sum(t.nbytes for t in _tensors(part)) for part in args]
-        size = max(sizes)
-        if operator == "all_gather_into_tensor":  # its argument is one rank's part: it makes the full buffer itself
-            size *= len(ranks)
-        if kind == "send":
-            ranks = tuple(sorted({dist.get_rank(), ranks[args[2]]}))
-        self.messages.append(Message(kind, ranks, size))
 
     def uncount(self, infer: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``infer`` as a function whose new tensors do not count."""
@@ -193,23 +147,6 @@ class Tracker(MemTracker):
         module.register_comm_hook(None, reduce_bucket)
         module.reducer = _OneBucket(module.reducer)  # type: ignore[assignment]
         return module
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _ranks(args: Any) -> tuple[int, ...]:
-    """Return the ranks of the process group among a communication's arguments."""
-    for argument in args:
-        if isinstance(argument, torch.ScriptObject):
-            group = dist.ProcessGroup.unbox(argument)
-        elif isinstance(argument, dist.ProcessGroup):
-            group = argument
-        else:
-            continue
-        return tuple(dist.get_process_group_ranks(group))
-    return tuple(dist.get_process_group_ranks(_resolve_process_group(args[-1])))
 
 
 @contextmanager

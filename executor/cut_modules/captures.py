@@ -19,7 +19,7 @@ from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
-from meshwise.executor.modules.quiet import drop_nothing, list_dropouts
+from meshwise.executor.modules.quiet import drop_nothing, list_dropouts, turn_to_double
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.strategies.operators.choices import find_cut_violation
@@ -95,7 +95,8 @@ def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
 
     The module is in fp64 and without dropout afterwards.
     """
-    drop_nothing(module.double())
+    turn_to_double(module)
+    drop_nothing(module)
     samples = to_double(select_samples(batch, 0, CHECKED_SAMPLES))
     with take_tensors(module, samples, loss):
         inputs = tuple(list_tensors(samples))

@@ -74,7 +74,9 @@ def shard_module(
     policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
     shard_mesh = mesh["shard"] if layout.shards == layout.data else mesh
     reshard = layout.zero == 3 and layout.reshard_after_forward
-    shard_units((*units, module), mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
+    shard_units(units, mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
+    # backward begins with the unit with which forward ends
+    shard_units((module,), mesh=shard_mesh, reshard_after_forward=False, mp_policy=policy)
     return module
 
 

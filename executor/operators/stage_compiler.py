@@ -217,7 +217,7 @@ class _StageCompiler:
 
         def read_argument(argument: Node) -> Any:
             value = read_values[self.layouts.roots[argument.name]]
-            return self._to_node(self._arrange_for(node, value, self.captured.dims[argument.name]), argument.name)
+            return self._to_node(self._arrange_for(node, value, argument), argument.name)
 
         arguments = torch.fx.map_arg(node.args, read_argument)
         options = move_options(torch.fx.map_arg(node.kwargs, read_argument), self.device)
@@ -316,9 +316,12 @@ class _StageCompiler:
         sizes = {dim: self._count_local(root, self._layout(root), dim) for dim in self.layouts.dims(root)}
         return self._apply_views(value, dims, sizes)
 
-    def _arrange_for(self, node: Node, value: _Value, dims: NamedDims) -> _Value:
+    def _arrange_for(self, node: Node, value: _Value, argument: Node) -> _Value:
         """Return a value, in the layout in which a node reads it, in the arrangement of an argument."""
-        cuts, sizes = dict(self.layouts.sharding(node).cuts), self.layouts.sizes(node.name)
+        cuts, dims = dict(self.layouts.sharding(node).cuts), self.captured.dims[argument.name]
+        # dims along which values are repeated are of no operator where one without a rule reads them
+        repeated = {group[0]: size for group, size in zip(dims, argument.meta["val"].shape, strict=True) if group}
+        sizes = {**repeated, **self.layouts.sizes(node.name)}
         names = [dim for group in dims for dim in group]
         local_sizes = {dim: sizes[dim] // self.ranks.count_parts(cuts.get(dim, ())) for dim in names}
         return self._apply_views(value, dims, local_sizes)

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -33,7 +34,7 @@ from torch.distributed.pipelining.schedules import REDUCE_GRAD, _Action, _Pipeli
 from torch.distributed.tensor import DTensor
 
 from meshwise.executor.recording.trace import Allocation, TraceEvent
-from meshwise.strategies.schedules.schedule import Schedule
+from meshwise.strategies.schedules.schedule import ActionKind, Schedule
 
 
 def make_own_store() -> HashStore:
@@ -143,6 +144,16 @@ class QuietStage(PipelineStage):
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return []
+
+
+def list_turns(schedule: Schedule, position: int, stage: int) -> frozenset[int]:
+    """Return the microbatches after whose forward a pipeline rank turns at once to a backward of the same stage."""
+    turn = ActionKind.FORWARD, ActionKind.BACKWARD
+    return frozenset(
+        action.microbatch
+        for action, successor in pairwise(schedule.orders[position])
+        if (action.kind, successor.kind) == turn and action.stage == successor.stage == stage
+    )
 
 
 def build_runtime(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
+from meshwise.executor.capture.decompositions import copy
 from meshwise.executor.capture.program import DataDetachMode, explain_error, inline_blocks, silence_torch
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line, prefix_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors
@@ -122,7 +123,7 @@ def export_step(
         with silence_torch(), DataDetachMode(), trust_causal_hints():
             program = torch.export.export(wrapper, tuple(list_inputs(batch, num_items)), strict=False)
             inline_blocks(program.graph_module)
-            program = program.run_decompositions({})
+            program = program.run_decompositions({torch.ops.aten.copy.default: copy})  # which has no gradient
     except UserError:
         raise
     except Exception as error:

@@ -28,7 +28,7 @@ from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES, average_scalars
 from meshwise.executor.modules.states import write_module
 from meshwise.executor.modules.step import CLIP_EPSILON, TrainingStep
-from meshwise.executor.recording.private_torch import QuietStage, build_runtime
+from meshwise.executor.recording.private_torch import QuietStage, build_runtime, list_turns
 from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
@@ -53,6 +53,14 @@ class _PipelineStage(QuietStage):
     """A stage of torch's pipeline that tells its shards, or its buckets, which backward is the last one."""
 
     buckets: GradientBuckets | None = None
+    turn_microbatches: frozenset[int] = frozenset()
+    """Those after whose forward a backward of the stage follows at once."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        """Run one forward pass."""
+        if isinstance(self.submod, StageShards):
+            self.submod.prepare_forward(turns=fwd_chunk_id in self.turn_microbatches)
+        return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
         """Run one backward pass."""
@@ -183,6 +191,7 @@ class PipelinedStep(TrainingStep):
         result = _PipelineStage(
             submodule, place, len(all_nodes), self.device, input_args=inputs, output_args=outputs, group=self._group
         )
+        result.turn_microbatches = list_turns(layout.actions, self._mesh["pipeline"].get_local_rank(), place)
         if layout.data > 1 and not layout.zero:
             trained = [parameter for parameter in stage.list_parameters().values() if parameter.requires_grad]
             self._buckets[place] = result.buckets = GradientBuckets(trained, self._mesh["replica"].get_group())

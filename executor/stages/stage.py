@@ -154,15 +154,24 @@ class StageShards(nn.Module):
         is_narrow = DTYPES[precision].itemsize == 2
         policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
         self.layout, self.reshards = layout, layout.zero == 3 and layout.reshard_after_forward
-        units = (*(part for part in stage.pieces if part.name), stage)
-        shard_units(units, mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
+        self.pieces = [part for part in stage.pieces if part.parameter_names]
+        shard_units((*self.pieces, stage), mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
+        if self.pieces:
+            first: Any = self.pieces[0]
+            # by default it prefetches the unit with which the forward of another microbatch ended
+            first.set_modules_to_backward_prefetch([first])
         self.stage = stage
+
+    def prepare_forward(self, *, turns: bool) -> None:
+        """Prepare a forward pass; where a backward of the stage follows at once, the last unit stays gathered."""
+        last: Any = self.pieces[-1] if self.pieces else None
+        if self.reshards and isinstance(last, FSDPModule):
+            last.set_reshard_after_forward(not turns, recurse=False)
 
     def prepare_backward(self, *, is_last: bool) -> None:
         """Prepare a backward pass, which may be the last one of a step."""
         stage: Any = self.stage
         assert isinstance(stage, FSDPModule)
-        stage.set_is_last_backward(is_last)
         stage.set_requires_gradient_sync(is_last or self.layout.zero > 1)
         stage.set_reshard_after_backward(is_last or self.reshards)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from meshwise.executor.parallel.sharded_states import (
 )
 from meshwise.executor.parallel.tied import TiedTable
 from meshwise.executor.recording.accelerator import CORE, Accelerator
-from meshwise.executor.recording.private_torch import QuietStage, build_runtime, reduce_shards
+from meshwise.executor.recording.private_torch import QuietStage, build_runtime, list_turns, reduce_shards
 from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.training import data, optimizer
@@ -54,16 +53,14 @@ from meshwise.strategies.plan.mesh import (
 )
 from meshwise.strategies.plan.plan import Plan, count_host_blocks
 from meshwise.strategies.plan.recomputation import find_stage_recompute
-from meshwise.strategies.schedules.schedule import ActionKind
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
-_TURN = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
 class MeasuredStage(QuietStage):
     """A pipeline stage that records its passes.
 
-    ``turn_microbatches`` are the microbatches whose backward follows their forward at once.
+    ``turn_microbatches`` are the microbatches after whose forward a backward of the stage follows at once.
     """
 
     recorder: Recorder
@@ -262,11 +259,7 @@ class Trainer:
             group=self.mesh[PIPELINE].get_group(),
         )
         stage.recorder = self.recorder
-        stage.turn_microbatches = frozenset(
-            action.microbatch
-            for action, successor in pairwise(plan.actions.orders[self.position])
-            if (action.kind, successor.kind) == _TURN and action.stage == successor.stage == index
-        )
+        stage.turn_microbatches = list_turns(plan.actions, self.position, index)
         return stage
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -150,6 +150,11 @@ class StepPredictor:
         estimate = self.estimate(layout)
         return self.simulate(estimate)
 
+    def build_case(self, layout: ModuleLayout) -> tuple[Problem, Plan]:
+        """Return the problem and the plan that the simulator is given for a layout."""
+        problem = self._find_cost(layout).problem
+        return problem, self._complete(problem, layout)
+
     def estimate(self, layout: ModuleLayout) -> Estimate:
         """Return the memory of a layout, and a lower bound of its step time, without a simulation."""
         cost, local_samples = self._find_cost(layout), self.model.batch // layout.data

@@ -91,6 +91,22 @@ def resize(call: Call) -> Work:
     return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=_list_changed(dims, out), space=drop_none(out))
 
 
+def write_part(call: Call) -> Work:
+    """Return a tensor whose part along a dim is that of another tensor."""
+    dims = call.get_dims(call["self"])
+    place = call.normalise_index(call["dim"], dims)
+    is_select = "index" in call.arguments
+    wanted_dims = dict(enumerate((*dims[:place], *dims[place + 1 :]) if is_select else dims))
+    if not is_select:
+        del wanted_dims[place]
+    source_dims = list(call.get_dims(call.read("src", call.align(call["src"], wanted_dims))))
+    part_dim = None if is_select else source_dims.pop(place)
+    kept_dims = [dim or other for dim, other in zip((*dims[:place], *dims[place + 1 :]), source_dims, strict=True)]
+    out = (*kept_dims[:place], dims[place], *kept_dims[place:])
+    call.unifier.keep_apart(out)
+    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=drop_none((dims[place], part_dim)), space=drop_none(out))
+
+
 def repeat_interleave(call: Call) -> Work:
     """Repeat every index along a dim: the new dim is the old one times the repeats."""
     dims = call.get_dims(call["self"])
@@ -197,6 +213,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), split),
     **dict.fromkeys(("cat", "concat"), concatenate),
     "stack": stack,
+    **dict.fromkeys(("slice_scatter", "select_scatter"), write_part),
     **dict.fromkeys(("constant_pad_nd", "pad", "repeat", "pixel_shuffle"), resize),
     "repeat_interleave": repeat_interleave,
     **dict.fromkeys(("roll", "flip", "cumsum", "cumprod", "sort", "argsort"), scan_dims),

@@ -28,6 +28,33 @@ def test_a_tied_parameter_has_one_name_and_a_weight_is_a_result() -> None:
     assert len(export_step(Weighted(), None, {"ids": tokens, "labels": tokens}).results) == 2
 
 
+class Halves(nn.Module):
+    """Writes both halves of its values in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = x.new_empty(len(x), 4)
+        values[:, :2], values[:, 2:] = self.up(x), x[:, :2]
+        return (values * values).mean()
+
+
+def test_gradients_of_values_written_in_place_are_those_of_the_module() -> None:
+    torch.manual_seed(0)
+    module, x = Halves(), torch.randn(5, 3)
+    step = export_step(module, None, x)
+    values = [
+        module.get_parameter(step.parameters[n.name]) if n.name in step.parameters else x
+        for n in step.graph.find_nodes(op="placeholder")
+    ]
+    loss = next(iter(torch.fx.Interpreter(step.root).run(*values)))
+    module(x).backward()
+    found = torch.autograd.grad(loss, list(module.parameters()))
+    torch.testing.assert_close(found, tuple(parameter.grad for parameter in module.parameters()))
+
+
 class Count(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sum() / int((x > 0).sum())

@@ -29,6 +29,21 @@ def test_all_of_a_dim_is_no_part() -> None:
     assert not [name for name in operators_of(lambda x, w: (x * w)[:, :6], X, (8,)) if "slice" in name]
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("slice_scatter", lambda x, w: torch.slice_scatter(x * w, x[:, :2] * w, 1, 0, 2)),
+        ("select_scatter", lambda x, w: torch.select_scatter(x * w, x[:, 0] * w, 1, 3)),
+    ],
+)
+def test_a_part_is_written_along_a_dim_that_is_whole_and_others_are_cut(
+    name: str, call: Callable[..., torch.Tensor]
+) -> None:
+    found = operators_of(call, X, (8,))[name]
+    assert "sequence" in found.uncut and not {"features", "batch"} & set(found.uncut)
+    assert {"batch", "features"} <= set(dict(found.dims))
+
+
 def test_what_is_put_together_has_a_dim_of_its_own() -> None:
     found = operators_of(lambda x, w: torch.cat([x * w, x], 1), X, (8,))["cat"]
     [dim] = found.uncut
