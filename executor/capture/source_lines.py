@@ -4,7 +4,7 @@ import inspect
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,9 +15,19 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _PROGRAM_FOLDERS = tuple(
     Path(__file__).parents[2] / room for room in ("simulator", "strategies", "executor", "reports", "scenarios")
 )
-_INSTALLED = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
-_FOREIGN = tuple(folder.resolve() for folder in (*_PROGRAM_FOLDERS, Path(str(torch.__file__)).parent, *_INSTALLED))
+_PACKAGES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+_OWN = tuple(folder.resolve() for folder in (*_PROGRAM_FOLDERS, Path(str(torch.__file__)).parent))
+_FOREIGN = (*_OWN, Path(sysconfig.get_path("stdlib")).resolve(), *_PACKAGES)
 """Folders whose code is not the user's: torch, this program, and installed packages."""
+
+
+def add_nearest(text: str, nearest: str) -> str:
+    """Return a message with one more value that is allowed.
+
+    >>> add_nearest("met 2", "1"), add_nearest("met 2; nearest: 3", "1")
+    ('met 2; nearest: 1', 'met 2; nearest: 3, or 1')
+    """
+    return f"{text}, or {nearest}" if "; nearest: " in text else f"{text}; nearest: {nearest}"
 
 
 def find_node_line(node: Node) -> str:
@@ -26,8 +36,12 @@ def find_node_line(node: Node) -> str:
 
 
 def find_error_line(error: BaseException) -> str:
-    """Return the innermost line of the user's code that an error passed through; empty where there is none."""
-    return _find_innermost((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    """Return the innermost line of the user's code that an error passed through, else that of a package; or nothing.
+
+    A line of a package, such as ``transformers``, is told relative to the folder of packages.
+    """
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return _find_innermost(frames) or _find_package_line(frames)
 
 
 def find_caller_line() -> str:
@@ -74,9 +88,20 @@ def prefix_line(line: str, text: str) -> str:
     return f"{line}: {text}" if line else text
 
 
-def _find_innermost(frames: Iterator[tuple[str, int]] | list[tuple[str, int]]) -> str:
+def _find_innermost(frames: Iterable[tuple[str, int]]) -> str:
     user_frames = [(file, line) for file, line in frames if not _is_foreign(file)]
     return format_place(*user_frames[-1]) if user_frames else ""
+
+
+def _find_package_line(frames: Iterable[tuple[str, int]]) -> str:
+    """Return the innermost line of an installed package other than torch and this program, or nothing."""
+    result = ""
+    for file, line in frames:
+        path = Path(file).resolve()
+        folder = next((folder for folder in _PACKAGES if path.is_relative_to(folder)), None)
+        if folder is not None and not any(map(path.is_relative_to, _OWN)):
+            result = f"{path.relative_to(folder)}:{line}"
+    return result
 
 
 def format_place(file: str, line: int) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
 from meshwise.executor.capture.program import export_program
-from meshwise.executor.capture.source_lines import find_forward_line, find_node_line
+from meshwise.executor.capture.source_lines import add_nearest, find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.modules.quiet import drop_nothing, list_dropouts, turn_to_double
@@ -61,7 +61,7 @@ def capture_batch(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
     except CaptureError as error:
         if isinstance(error.__cause__, UserError):  # of the loss, not of the capture
             raise error.__cause__ from error
-        raise CutError(f"{error}; nearest: {nearest}, which captures nothing") from error
+        raise CutError(add_nearest(str(error), f"{nearest}, which captures nothing")) from error
     if captured.skipped_buffers:
         name = captured.skipped_buffers[0]
         rule = "ranks renew buffers point by point, each from one value of the loss, which does not read them"
@@ -103,7 +103,7 @@ def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
         try:
             check(export_program(module, inputs), module, [inputs], CHECKED_SAMPLES)
         except CaptureError as error:
-            raise CutError(f"{error}, or {nearest}, which captures nothing") from error
+            raise CutError(add_nearest(str(error), f"{nearest}, which captures nothing")) from error
 
 
 @contextmanager

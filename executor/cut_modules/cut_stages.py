@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.capture.captured import CaptureError
+from meshwise.executor.capture.source_lines import add_nearest
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
@@ -130,7 +131,7 @@ class CutStagesStep(PipelinedStep):
                 captured, self.module, plan, self._ranks, self.device, whole=whole, kind=self._loss_kind
             )
         except CaptureError as error:
-            raise CutError(f"{error}; nearest: {nearest}") from error
+            raise CutError(add_nearest(str(error), nearest)) from error
         put_parts(self.module, self._program.parts)
         self._form = PartForm(self._program, self._aliases)
         return step

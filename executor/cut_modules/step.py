@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.capture.captured import CaptureError
+from meshwise.executor.capture.source_lines import add_nearest
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
@@ -263,7 +264,7 @@ class CutStep:
         try:
             stage = compile_stage(captured, module, self.plan, ranks, 0, self.device, parameters, buffers)
         except CaptureError as error:
-            raise CutError(f"{error}; nearest: {nearest}") from error
+            raise CutError(add_nearest(str(error), nearest)) from error
         if first_stage is None:
             put_parts(self.module, stage.parts)
         return stage

@@ -15,7 +15,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from meshwise.executor.capture.decompositions import copy
 from meshwise.executor.capture.program import DataDetachMode, explain_error, inline_blocks, silence_torch
-from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line, prefix_line
+from meshwise.executor.capture.source_lines import (
+    add_nearest,
+    find_error_line,
+    find_forward_line,
+    find_node_line,
+    prefix_line,
+)
 from meshwise.executor.modules.batches import list_tensors, map_tensors
 from meshwise.executor.modules.losses import LossFunction, LossKind, compute_loss
 from meshwise.executor.recording.private_torch import trust_causal_hints
@@ -129,9 +135,7 @@ def export_step(
     except Exception as error:
         place = find_error_line(error) or find_forward_line(module)
         reason = explain_error(error)
-        finding = (
-            f"torch cannot export the module: {reason}{', or' if 'nearest' in reason else '; nearest:'} pipeline=1"
-        )
+        finding = add_nearest(f"torch cannot export the module: {reason}", "pipeline=1")
         raise ExportError(prefix_line(place, finding)) from error
     return _read_program(program, module)
 

@@ -1,6 +1,7 @@
 """Lines of the user's code: that of an error, of a forward, and of the assignment that changes an attribute."""
 
 import importlib.util
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +61,16 @@ def test_an_error_inside_torch_is_told_of_the_line_that_calls_it(user: ModuleTyp
         torch.cat(["no tensor"])
     except TypeError as error:
         assert Path(find_error_line(error).rpartition(":")[0]).name == Path(__file__).name
+
+
+def test_an_error_inside_a_package_is_told_of_its_line() -> None:
+    file = Path(sysconfig.get_path("purelib")) / "package" / "model.py"
+    code = compile("\n\nraise ValueError", str(file), "exec")
+    with pytest.raises(ValueError) as caught:
+        exec(code)
+    assert caught.tb is not None
+    without_test = caught.tb.tb_next
+    assert find_error_line(caught.value.with_traceback(without_test)) == "package/model.py:3"
 
 
 def test_a_forward_and_the_line_that_changes_an_attribute(user: ModuleType) -> None:
