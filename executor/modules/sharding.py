@@ -29,7 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 from meshwise.executor.modules.blocks import recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.quiet import KeepDouble
-from meshwise.strategies.plan.recomputation import Recompute
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """The dtype in which a precision computes; parameters of bf16 have fp32 copies that the optimizer steps."""
@@ -62,8 +61,7 @@ def shard_module(
     has_unused
         Whether some forward may leave parameters unused.
     """
-    if layout.recompute is not Recompute.NONE:
-        recompute_blocks(module)
+    recompute_blocks(module, layout.find_recompute(0))
     mesh = build_mesh(layout, device.type)
     if mesh is None:
         return module

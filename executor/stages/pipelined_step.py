@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.batches import split_evenly
-from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.blocks import list_blocks, require_blocks
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import EvaluateFunction
 from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
@@ -37,7 +37,7 @@ from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.recomputation import PerStage
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -129,7 +129,12 @@ class PipelinedStep(TrainingStep):
         blocks = frozenset(name for name, part in self.module.named_modules() if id(part) in own_blocks)
         operators = list_operators(step)
         cuts = choose_cuts(step, operators, num_stages, self.layout.cuts, blocks)
-        return divide_graph(step, operators, cuts, blocks)
+        stages = divide_graph(step, operators, cuts, blocks)
+        counts, choice = [len(nodes.blocks) for nodes in stages], self.layout.recompute
+        pairs = zip(counts, choice.stages, strict=True) if isinstance(choice, PerStage) else [(max(counts), choice)]
+        for count, stage_choice in pairs:
+            require_blocks(count, stage_choice)
+        return stages
 
     def _watch_buffers(self) -> None:
         """Watch none: `_require_equal_buffers` knows from the graph which ones forward renews."""
@@ -163,7 +168,7 @@ class PipelinedStep(TrainingStep):
         stages: dict[int, Stage] = {}
         seen_names: set[str] = set()
         for place, nodes in own_nodes.items():
-            recompute = self.layout.recompute is not Recompute.NONE
+            recompute = self.layout.find_recompute(place)
             stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
             for name in stages[place].list_parameters():
                 if name not in seen_names:

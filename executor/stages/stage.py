@@ -10,10 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.fx import Node
 
+from meshwise.executor.modules.blocks import count_recomputed
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.sharding import DTYPES, shard_units
 from meshwise.executor.stages.export import StepGraph
 from meshwise.executor.stages.parts import Part, StageNodes, build_code, list_parameter_names, make_key
+from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
 
 
 class _Bound(torch.autograd.Function):
@@ -46,7 +48,7 @@ class Stage(nn.Module):
     parameters, buffers
         Those of the user's module, by name.
     recompute
-        Whether backward computes its blocks again.
+        What backward computes again of it.
     dtype
         That of floats that it sends; ``None`` for those of the graph.
     """
@@ -58,7 +60,7 @@ class Stage(nn.Module):
         parameters: Mapping[str, nn.Parameter],
         buffers: Mapping[str, Tensor],
         *,
-        recompute: bool,
+        recompute: StageRecompute,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -77,13 +79,16 @@ class Stage(nn.Module):
         self.updates = {node.name: buffers[name] for name, node in step.updates.items() if node in own_nodes}
         kept = {*nodes.sent, *nodes.results, *(node for node in step.updates.values() if node in own_nodes)}
         parts: list[Part] = []
+        blocks = nodes.blocks
+        recomputed_names = blocks[: count_recomputed(len(blocks), recompute)]
         for (name, piece), names in zip(nodes.pieces, piece_names, strict=True):
             inside = set(piece)
             outputs = [
                 node for node in piece if node in kept or any(u in own_nodes and u not in inside for u in node.users)
             ]
             code = build_code(step, piece, outputs, frozenset(names) - set(self.shared))
-            parts.append(Part(name, code, parameters, fixed, recomputes=recompute and bool(name)))
+            choice = recompute.layer if name in recomputed_names else Recompute.NONE
+            parts.append(Part(name, code, parameters, fixed, recompute=choice))
         self.parts = nn.ModuleList(parts)
         self.pieces = tuple(parts)
         self.inputs = step.inputs

@@ -36,7 +36,6 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
-from meshwise.strategies.plan.recomputation import Recompute
 
 FRAMEWORK = "execute"
 STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
@@ -167,7 +166,7 @@ class StepPredictor:
     def _count_excess(self, layout: ModuleLayout) -> float:
         """Return the bytes that measured passes of cut operators need less than simulated ones, in their order."""
         program = self._find_program(layout)
-        if program is None or layout.pipeline > 1 or layout.recompute is not Recompute.NONE:
+        if program is None or layout.pipeline > 1 or layout.recomputes:
             return 0.0
         return max(-program.kept, 0.0) * (self.model.batch // layout.data // layout.num_microbatches)
 
