@@ -24,7 +24,7 @@ LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 KEPT_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
-        "mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "linear", "convolution", "_convolution",
+        "mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_grouped_mm", "linear", "convolution", "_convolution",
         "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",

@@ -21,6 +21,7 @@ from meshwise.scenarios.module_plans.graphs import (
     find_pace,
     keep_more,
     list_shapes,
+    mark_cheap_operators,
     measure_operators,
 )
 from meshwise.scenarios.module_plans.machines import LIBRARY, build_machine, count_update_bytes
@@ -36,6 +37,7 @@ from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
+from meshwise.strategies.plan.recomputation import Recompute
 
 FRAMEWORK = "execute"
 STATES = {2: "adamw", 1: "sgd", 0: "adafactor"}
@@ -191,6 +193,12 @@ class StepPredictor:
         microbatch = max(self.model.batch // layout.data // layout.num_microbatches, 1)
         if layout.tensor > 1:
             return self._complete_cuts(problem, layout, microbatch)
+        if not self.model.is_captured and any(
+            layout.find_recompute(place).layer is Recompute.SELECTIVE for place in range(layout.num_stages)
+        ):
+            raise ValueError(
+                "selective recompute is predicted of captured operators, met blocks that were measured whole"
+            )
         return complete(
             problem,
             Layout(
@@ -431,6 +439,7 @@ def build_model(
         Where there is neither a captured graph nor figures.
     """
     dtype = "fp64" if precision == "fp64" else "fp32"
+    captured = captured and mark_cheap_operators(captured)
     if figures is None:
         if captured is None:
             raise ValueError(f"a prediction without a calibration needs a captured module: {why_not}")
