@@ -193,12 +193,10 @@ class StepPredictor:
         microbatch = max(self.model.batch // layout.data // layout.num_microbatches, 1)
         if layout.tensor > 1:
             return self._complete_cuts(problem, layout, microbatch)
-        if not self.model.is_captured and any(
-            layout.find_recompute(place).layer is Recompute.SELECTIVE for place in range(layout.num_stages)
-        ):
-            raise ValueError(
-                "selective recompute is predicted of captured operators, met blocks that were measured whole"
-            )
+        choices = {layout.find_recompute(place).layer for place in range(layout.num_stages)}
+        if Recompute.SELECTIVE in choices and not self.model.is_captured:
+            rule = "selective recompute is predicted of captured operators"
+            raise ValueError(f"{rule}, met blocks that were measured whole")
         return complete(
             problem,
             Layout(
@@ -251,6 +249,12 @@ class StepPredictor:
                 raise ValueError(f"stages are predicted that begin at blocks of the module, met {path}")
         places = [0, *map(paths.index, layout.cuts), len(paths)]
         return tuple(end - start for start, end in pairwise(places))
+
+    def count_stage_blocks(self, layout: ModuleLayout) -> int:
+        """Return the blocks of the largest stage of a layout."""
+        stages = self._find_stages(layout)
+        num_blocks = count_layers(self.model.graph)
+        return -(-num_blocks // layout.num_stages) if isinstance(stages, str) else max(stages)
 
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
         key: Hashable = layout.data, layout.pipeline, layout.zero, layout.shards
