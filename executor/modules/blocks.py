@@ -80,8 +80,21 @@ def make_recompute_contexts(choice: LayerRecompute) -> Contexts:
     """Return the contexts of a forward, and of the same forward in backward, that compute again what a choice says."""
     if choice is not Recompute.SELECTIVE:
         return nullcontext(), nullcontext()
-    contexts: Contexts = create_selective_checkpoint_contexts(_choose_policy)  # type: ignore[no-untyped-call]
-    return contexts
+    first, again = create_selective_checkpoint_contexts(_choose_policy)  # type: ignore[no-untyped-call]
+    return first, _refuse_changes(again)
+
+
+@contextmanager
+def _refuse_changes(context: AbstractContextManager[Any]) -> Iterator[None]:
+    """Run a forward again; `RecomputeError` where what the first one kept was changed in place."""
+    try:
+        with context:
+            yield
+    except RuntimeError as error:
+        if "has been mutated" not in str(error):
+            raise
+        rule = "recompute: of products and attention that selective recompute keeps nothing is changed in place"
+        raise RecomputeError(f"{rule}, met one that is; nearest: {Recompute.FULL}") from error
 
 
 def _choose_policy(context: Any, operator: Any, *arguments: Any, **named_arguments: Any) -> CheckpointPolicy:
@@ -120,8 +133,9 @@ def _run_again(block: nn.Module, choice: LayerRecompute, forward: Any, *argument
     """Run a forward that backward runs again; a compiler has the contexts of the first run in what it compiles."""
     if torch.compiler.is_compiling() and choice is not Recompute.SELECTIVE:
         return checkpoint(forward, *arguments, use_reentrant=False, **named_arguments)
-    contexts = partial(make_recompute_contexts, choice) if torch.compiler.is_compiling() else None
-    contexts = contexts or partial(_make_contexts, block, choice)
+    contexts: Any = partial(_make_contexts, block, choice)
+    if torch.compiler.is_compiling():
+        contexts = partial(create_selective_checkpoint_contexts, _choose_policy)
     return checkpoint(forward, *arguments, use_reentrant=False, context_fn=contexts, **named_arguments)
 
 

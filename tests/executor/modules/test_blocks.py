@@ -60,6 +60,13 @@ def test_blocks_that_are_computed_again_have_equal_gradients_and_statistics(
     assert (calls.counts["aten.addmm"], calls.counts["aten.tanh"]) == runs
 
 
+def test_what_is_kept_is_not_changed_in_place() -> None:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True)) for _ in range(2)))
+    recompute_blocks(module, Recompute.SELECTIVE)
+    with pytest.raises(RecomputeError, match="nothing is changed in place, met one that is; nearest: full"):
+        module(torch.ones(2, 3)).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("module", "words", "text"),
     [
