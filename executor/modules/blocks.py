@@ -157,6 +157,14 @@ def require_blocks(num_blocks: int, choice: StageRecompute) -> None:
         raise RecomputeError(f"{rule}, met {choice.layers}; nearest: {num_blocks}")
 
 
+def list_offloaded(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks that keep on the host what they save; `RecomputeError` where there are none."""
+    blocks = list_blocks(module)
+    if not blocks:
+        raise RecomputeError("offload: activations are those of equal modules in a list, met none; nearest: none")
+    return blocks
+
+
 def recompute_blocks(module: nn.Module, choice: StageRecompute) -> int:
     """Have backward compute blocks again instead of keeping what forward makes; return their number.
 

@@ -10,6 +10,7 @@ from typing import Any
 from meshwise.executor.supported import ALL_REDUCE
 from meshwise.strategies.plan.layout import STEP_DECISIONS
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, REPLICA
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading, offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import (
     FirstLayers,
@@ -25,6 +26,9 @@ from meshwise.strategies.schedules.schedule import Schedule, build_schedule, fin
 
 MOST_DIGITS = 6
 """Digits of a number in words, at most."""
+
+OFFLOADS = ("optimizer", "activations")
+"""What may be kept on the host."""
 
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 """What may be computed again of all blocks of a module, without knowing what products and attention are in them."""
@@ -61,6 +65,8 @@ class ModuleLayout:
         Ranks over which the operators of the module are cut; with 1 they are whole.
     plan
         How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
+    offload
+        What is kept in host memory, whole: optimizer states, or what blocks keep for backward.
     """
 
     data: int = 1
@@ -75,6 +81,7 @@ class ModuleLayout:
     cuts: tuple[str, ...] = ()
     tensor: int = 1
     plan: Plan | None = None
+    offload: Offloading = NO_OFFLOADING
 
     def __post_init__(self) -> None:
         for name in ("data", "num_microbatches", "pipeline", "chunks", "tensor"):
@@ -85,6 +92,7 @@ class ModuleLayout:
         if self.zero_shards < 0 or (self.zero_shards and self.data % self.zero_shards):
             raise ValueError(f"zero_shards divides data({self.data}), met {self.zero_shards}; nearest: {self.data}")
         self._require_recompute()
+        self._require_offload()
         if self.pipeline > 1:
             self._require_stages()
 
@@ -96,6 +104,22 @@ class ModuleLayout:
         if not all(isinstance(self.find_recompute(place), Recompute | FirstLayers) for place in range(self.num_stages)):
             rule = "recompute: blocks of a module are computed again, not operators by name"
             raise ValueError(f"{rule}, met {self.recompute}; nearest: {Recompute.FULL}")
+
+    def _require_offload(self) -> None:
+        """Raise where a part of something is kept on the host, or what is not."""
+        if not self.offload:
+            return
+        whole = _find_whole(self.offload)
+        if self.offload != whole:
+            rule = f"offload of a module is all of its {' or '.join(OFFLOADS)}, stepped on the host"
+            raise ValueError(f"{rule}, met {self.offload}; nearest: {whole or OFFLOADS[0]}")
+        choices = {self.find_recompute(place).layer for place in range(self.num_stages)}
+        if self.offload.activations and Recompute.SELECTIVE in choices:
+            rule = "offload: what selective recompute keeps stays on the device"
+            raise ValueError(f"{rule}, met {self.offload} on the host; nearest: {Recompute.FULL}")
+        if self.offload.activations and self.pipeline > 1 and find_rule(self.schedule).splits_backward:
+            rule = "offload: activations on the host move with whole passes"
+            raise ValueError(f"{rule}, met {self.schedule}; nearest: 1f1b")
 
     def _require_stages(self) -> None:
         """Raise where the schedule does not exist for these numbers, or cuts are not one fewer than stages."""
@@ -115,7 +139,7 @@ class ModuleLayout:
     @property
     def is_staged(self) -> bool:
         """Whether the module runs in stages, or in one whose cut operators have shards or are computed again."""
-        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recomputes))
+        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recomputes or bool(self.offload)))
 
     @property
     def num_stages(self) -> int:
@@ -190,6 +214,8 @@ class ModuleLayout:
             parts.append("parameters kept after forward")
         if self.recomputes:
             parts.append(self._describe_recompute())
+        if self.offload:
+            parts.append(f"{self.offload} on the host")
         return ", ".join(parts)
 
     def _describe_recompute(self) -> str:
@@ -207,6 +233,7 @@ class ModuleLayout:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {
             "recompute": self.recompute.document,
+            "offload": self.offload.document,
             "plan": None if self.plan is None else self.plan.to_json(),
         }
 
@@ -218,12 +245,14 @@ class ModuleLayout:
             "recompute": recomputation(document["recompute"]),
             "cuts": tuple(document.get("cuts", ())),
             "plan": plan,
+            "offload": offloading(document.get("offload", ())),
         }
         return cls(**document | values)
 
 
 WORDS = (
-    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "pipeline", "schedule", "chunks", "cuts",
+    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "offload", "pipeline", "schedule",
+    "chunks", "cuts",
 )  # fmt: skip
 """What `parse_layout` reads."""
 
@@ -231,8 +260,8 @@ WORDS = (
 def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
     """Return the layout of words ``NAME=VALUE,...``; what they do not say is as in ``default``.
 
-    The names of ``cuts`` have ``+`` between them, and ``recompute`` is as `parse_words` reads it. Where data ranks are
-    not said, they are what stages and cuts leave of the ranks of ``default``.
+    The names of ``cuts`` and ``offload`` have ``+`` between them, and ``recompute`` is as `parse_words` reads it. Where
+    data ranks are not said, they are what stages and cuts leave of the ranks of ``default``.
 
     >>> parse_layout("data=4,zero=3,recompute=full", ModuleLayout()).describe()
     'data 4, 1 microbatch, ZeRO-3, full recompute'
@@ -251,6 +280,8 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
                 values[name] = parse_words(value)
             except ValueError as error:
                 raise ValueError(f"plan: {error}") from error
+        elif name == "offload":
+            values[name] = _parse_offload(value)
         elif name == "schedule":
             values[name] = value
         elif name == "cuts":
@@ -263,6 +294,19 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
         cuts = values.get("pipeline", default.pipeline) * values.get("tensor", default.tensor)
         values["data"] = max(default.num_ranks // cuts, 1)
     return replace(default, **values)
+
+
+def _find_whole(offload: Offloading) -> Offloading:
+    """Return what of an offloading a module can have on the host."""
+    return offloading([name for name in OFFLOADS if getattr(offload, name) == WHOLE_FRACTION])
+
+
+def _parse_offload(text: str) -> Offloading:
+    """Return the offloading of names with ``+`` between them, or of ``none``."""
+    try:
+        return offloading(() if text == "none" else text.split("+"))
+    except ValueError as error:
+        raise ValueError(f"plan: offload {error}") from error
 
 
 def read_plan(path: Path) -> Plan:
@@ -289,10 +333,13 @@ def find_module_layout(plan: Plan) -> ModuleLayout:
         if not plan.shardings:
             raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
         options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": recompute}
+        options["offload"] = plan.offload
         return ModuleLayout(plan.data, plan.zero, tensor=plan.operator_ranks, plan=plan, **options)
     shards = plan.shards if plan.zero and plan.replica > 1 else 0
     keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
-    return ModuleLayout(plan.data, plan.zero, shards, not keeps_parameters, plan.num_microbatches, recompute)
+    return ModuleLayout(
+        plan.data, plan.zero, shards, not keeps_parameters, plan.num_microbatches, recompute, offload=plan.offload
+    )
 
 
 _TOLD = frozenset(("zero", "reshard_after_forward", "microbatch", "recompute", "offload", "gradient_reduction"))
@@ -312,8 +359,9 @@ def list_cuts(plan: Plan) -> Iterator[str]:
         yield f"recompute: a block is computed again whole or not at all, met {plan.recompute}; nearest: full"
     if plan.asynchronous:
         yield f"schedule: a step ends before the next begins, met {plan.schedule}; nearest: 1f1b"
-    if plan.offload:
-        yield f"offload: states and activations stay on the device, met {plan.offload}; nearest: none"
+    if plan.offload != (whole := _find_whole(plan.offload)):
+        rule = f"offload: all {' or '.join(OFFLOADS)} of a module, stepped on the host"
+        yield f"{rule}, met {plan.offload}; nearest: {whole or 'none'}"
     if plan.gradient_reduction != ALL_REDUCE:
         yield f"gradient_reduction: all ranks update, met {plan.gradient_reduction}; nearest: {ALL_REDUCE}"
     for decision in STEP_DECISIONS:

@@ -28,6 +28,7 @@ from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES, average_scalars
 from meshwise.executor.modules.states import write_module
 from meshwise.executor.modules.step import CLIP_EPSILON, TrainingStep
+from meshwise.executor.parallel.module_offload import BlockOffload
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime
 from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
@@ -53,6 +54,13 @@ class _PipelineStage(QuietStage):
     """A stage of torch's pipeline that tells its shards, or its buckets, which backward is the last one."""
 
     buckets: GradientBuckets | None = None
+    activations: BlockOffload | None = None
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        """Run one forward pass."""
+        if self.activations is not None:
+            self.activations.begin_pass(self.stage_index, fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
         """Run one backward pass."""
@@ -104,6 +112,7 @@ class PipelinedStep(TrainingStep):
         all_nodes = self._divide(step, actions.num_stages)
         stage_names = [list_parameter_names(step, nodes.operators) for nodes in all_nodes]
         self._tied = TiedParameters(stage_names, actions.stage_ranks, position, self._mesh)
+        self._activations = self._make_block_offload(position)
         stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
         self._input_names = step.inputs
         self._buckets: dict[int, GradientBuckets] = {}
@@ -170,6 +179,8 @@ class PipelinedStep(TrainingStep):
         for place, nodes in own_nodes.items():
             recompute = self.layout.find_recompute(place)
             stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
+            if self._activations is not None:
+                self._activations.wrap([part for part in stages[place].pieces if part.name], stages[place])
             for name in stages[place].list_parameters():
                 if name not in seen_names:
                     seen_names.add(name)
@@ -182,12 +193,13 @@ class PipelinedStep(TrainingStep):
         layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
         submodule: nn.Module = stage
         if layout.data > 1 and layout.zero:
-            submodule = StageShards(stage, layout, self._shard_mesh, self.precision)
+            submodule = StageShards(stage, layout, self._shard_mesh, self.precision, self.device)
         inputs = make_examples(nodes.received, dtype) or (torch.empty(0, device="meta"),)
         outputs = make_examples(nodes.results or nodes.sent, None if nodes.results else dtype)
         result = _PipelineStage(
             submodule, place, len(all_nodes), self.device, input_args=inputs, output_args=outputs, group=self._group
         )
+        result.activations = self._activations
         if layout.data > 1 and not layout.zero:
             trained = [parameter for parameter in stage.list_parameters().values() if parameter.requires_grad]
             self._buckets[place] = result.buckets = GradientBuckets(trained, self._mesh["replica"].get_group())

@@ -13,6 +13,8 @@ from torch.fx import Node
 from meshwise.executor.modules.blocks import count_recomputed
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.sharding import DTYPES, shard_units
+from meshwise.executor.parallel.module_offload import choose_offload_policy
+from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.stages.export import StepGraph
 from meshwise.executor.stages.parts import Part, StageNodes, build_code, list_parameter_names, make_key
 from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
@@ -154,13 +156,17 @@ class StageShards(nn.Module):
     then. Here blocks are gathered as `meshwise.executor.modules.sharding` says of a whole module.
     """
 
-    def __init__(self, stage: Stage, layout: ModuleLayout, mesh: DeviceMesh, precision: str) -> None:
+    def __init__(
+        self, stage: Stage, layout: ModuleLayout, mesh: DeviceMesh, precision: str, device: torch.device
+    ) -> None:
         super().__init__()
         is_narrow = DTYPES[precision].itemsize == 2
         policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
         self.layout, self.reshards = layout, layout.zero == 3 and layout.reshard_after_forward
         units = (*(part for part in stage.pieces if part.name), stage)
-        shard_units(units, mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
+        placement = choose_offload_policy(find_accelerator(device.type), is_on_host=bool(layout.offload.optimizer))
+        options = {"reshard_after_forward": self.reshards, "mp_policy": policy, "offload_policy": placement}
+        shard_units(units, mesh=mesh, **options)
         self.stage = stage
 
     def prepare_backward(self, *, is_last: bool) -> None:
