@@ -24,6 +24,8 @@ from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 SCHEDULED = 4
 """Pipelines of which other schedules are tried: the fastest ones with 1F1B."""
 
+OFFLOAD_LINE = "offload: its memory is predicted; copies to and from the host, and work there, were not measured"
+
 Requirement = Callable[[ModuleLayout], None]
 """Raises `ValueError` where a layout that cuts operators cannot run."""
 
@@ -82,7 +84,8 @@ def _compare(slower: float, faster: float) -> str:
 
 def predict_layout(model: ModuleModel, layout: ModuleLayout, tokens: int | None = None) -> PlannedRun:
     """Return a layout that was given, with its prediction."""
-    return PlannedRun(layout, StepPredictor(model).predict(layout), None, 1, tokens, model.assumptions)
+    lines = (*model.assumptions, *([OFFLOAD_LINE] if layout.offload else []))
+    return PlannedRun(layout, StepPredictor(model).predict(layout), None, 1, tokens, lines)
 
 
 def choose(

@@ -153,6 +153,7 @@ class StepPredictor:
 
     def estimate(self, layout: ModuleLayout) -> Estimate:
         """Return the memory of a layout, and a lower bound of its step time, without a simulation."""
+        require_predicted_offload(layout)
         cost, local_samples = self._find_cost(layout), self.model.batch // layout.data
         plan = self._complete(cost.problem, layout)
         figures, problem = self.model.figures, cost.problem
@@ -206,6 +207,7 @@ class StepPredictor:
                 zero_shards=layout.zero_shards,
                 reshard_after_forward=layout.reshard_after_forward,
                 recompute=layout.recompute,
+                offload=layout.offload,
                 pipeline=layout.pipeline,
                 schedule=layout.schedule,
                 chunks=layout.chunks,
@@ -323,6 +325,16 @@ class StepPredictor:
         """Return the seconds of a step in which a rank waits for messages between parts of operators."""
         cost = self._find_cost(layout)
         return cost.resource_times(self._complete(cost.problem, layout))[Resource.TENSOR]
+
+
+def require_predicted_offload(layout: ModuleLayout) -> None:
+    """Raise ``ValueError`` where the memory of a layout that keeps something on the host is not known."""
+    if layout.offload and layout.tensor > 1:
+        raise ValueError(f"offload is predicted of whole operators, met tensor {layout.tensor}")
+    if layout.offload.optimizer and layout.zero and layout.data > 1:
+        raise ValueError(
+            f"offload of optimizer states is predicted without ZeRO, whose shards go to the host too, met {layout.zero}"
+        )
 
 
 def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, plan: Plan) -> CutProgramModel:

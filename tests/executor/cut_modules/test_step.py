@@ -88,6 +88,7 @@ STAGED = (
     ("packed", "data=2,tensor=2,zero=1,num_microbatches=2"),
     ("gated", "data=2,tensor=2,zero=3,recompute=full"),
     ("gated", "data=2,tensor=2,zero=2,recompute=selective"),
+    ("gated", "data=2,tensor=2,offload=optimizer+activations"),
     ("gated", "pipeline=2,tensor=2,num_microbatches=4,schedule=zb1p"),
     ("packed", "pipeline=2,tensor=2,num_microbatches=2,recompute=1,chunks=2,schedule=interleaved"),
 )

@@ -19,6 +19,7 @@ from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer
 from meshwise.executor.stages.parallelize import parallelize
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import offloading
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators, parse_words
 
 from ...strategies.problems import problem
@@ -33,6 +34,7 @@ SMALL = problem(devices=4, layers=2, batch=16)
         zero=st.integers(0, 3),
         zero_shards=st.sampled_from((0, 2)),
         num_microbatches=st.sampled_from((1, 2, 4)),
+        offload=st.sampled_from([offloading(names) for names in ((), ("optimizer",), ("optimizer", "activations"))]),
         recompute=st.sampled_from((Recompute.NONE, Recompute.FULL, FirstLayers(Recompute.FULL, 1))),
     )
 )
@@ -40,6 +42,7 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
     assert ModuleLayout.from_json(layout.to_json()) == layout
     shards = layout.zero_shards if layout.zero else 0
     decisions = {"zero": layout.zero, "zero_shards": shards or None, "recompute": layout.recompute}
+    decisions["offload"] = layout.offload
     microbatch = 4 // layout.num_microbatches
     plan_layout = Layout(data=4, microbatch=microbatch, **{k: v for k, v in decisions.items() if v is not None})  # type: ignore[arg-type]
     found = find_module_layout(complete(SMALL, plan_layout))
@@ -82,6 +85,9 @@ def test_a_plan_that_cuts_operators_is_part_of_its_layout() -> None:
         ({"data": 4, "zero": 1, "zero_shards": 3}, r"zero_shards divides data\(4\)"),
         ({"recompute": SomeOperators(("up",))}, "not operators by name, met up; nearest: full"),
         ({"recompute": parse_words("1+none")}, "one a stage, of 1 in all, met 2"),
+        ({"offload": offloading(["parameters"])}, "all of its optimizer or activations.*met parameters"),
+        ({"offload": offloading({"activations": 0.5})}, "met 0.5 of activations"),
+        ({"offload": offloading(["activations"]), "recompute": Recompute.SELECTIVE}, "stays on the device"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, Any], text: str) -> None:

@@ -25,6 +25,8 @@ ZOO = Path(__file__).parents[1] / "user_training" / "zoo.py"
         ("tied", "pipeline=2,num_microbatches=2,data=2,zero=3,recompute=full"),
         ("tied", "pipeline=2,num_microbatches=2,data=2,zero=1,recompute=selective:1"),
         ("tied", "pipeline=2,num_microbatches=2,recompute=1+selective"),
+        ("tied", "pipeline=2,num_microbatches=4,recompute=1,offload=optimizer+activations"),
+        ("tied", "pipeline=2,num_microbatches=2,data=2,zero=2,offload=optimizer+activations"),
         ("tied", "pipeline=2,num_microbatches=4,data=2,cuts=layers.2"),
         ("tied", "pipeline=2,num_microbatches=4,schedule=zbv,chunks=2"),
         ("woven", "pipeline=3,num_microbatches=4"),

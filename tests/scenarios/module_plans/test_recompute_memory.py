@@ -73,6 +73,11 @@ def test_memory_of_blocks_that_are_computed_again_is_as_measured_and_searched(mo
     predicted = [predictor.predict(parse_layout(words, ModuleLayout())) for words in plans]
     peaks = [measure_peak(words, batch) for words in plans]
     assert [row.peak_memory for row in predicted] == pytest.approx(peaks, rel=0.05)
+    on_host = ["offload=activations", "offload=optimizer", "offload=optimizer+activations,num_microbatches=2"]
+    host_peaks = [measure_peak(words, batch) for words in on_host]
+    host_predictions = [predictor.predict(parse_layout(words, ModuleLayout())) for words in on_host]
+    assert [row.peak_memory for row in host_predictions] == pytest.approx(host_peaks, rel=0.05)
+    assert peaks[0] > 1.5 * host_peaks[0] and peaks[0] > host_peaks[1]
     # they differ by more than that error
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2] > 1.2 * peaks[3]
     assert peaks[0] > 1.1 * peaks[4]
