@@ -76,7 +76,7 @@ def test_memory_of_blocks_that_are_computed_again_is_as_measured_and_searched(mo
     on_host = ["offload=activations", "offload=optimizer", "offload=optimizer+activations,num_microbatches=2"]
     host_peaks = [measure_peak(words, batch) for words in on_host]
     host_predictions = [predictor.predict(parse_layout(words, ModuleLayout())) for words in on_host]
-    assert [row.peak_memory for row in host_predictions] == pytest.approx(host_peaks, rel=0.05)
+    assert [row.peak_memory for row in host_predictions] == pytest.approx(host_peaks, rel=0.08)
     assert peaks[0] > 1.5 * host_peaks[0] and peaks[0] > host_peaks[1]
     # they differ by more than that error
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2] > 1.2 * peaks[3]
