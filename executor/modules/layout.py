@@ -10,15 +10,28 @@ from typing import Any
 from meshwise.executor.supported import ALL_REDUCE
 from meshwise.strategies.plan.layout import STEP_DECISIONS
 from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, REPLICA
+from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading, offloading
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.recomputation import (
+    FirstLayers,
+    PerStage,
+    Recomputation,
+    Recompute,
+    StageRecompute,
+    find_stage_recompute,
+    parse_words,
+    recomputation,
+)
 from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
 
 MOST_DIGITS = 6
 """Digits of a number in words, at most."""
 
+OFFLOADS = ("optimizer", "activations")
+"""What may be kept on the host."""
+
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
-"""What may be computed again of the blocks of a module."""
+"""What may be computed again of all blocks of a module, without knowing what products and attention are in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,8 @@ class ModuleLayout:
     num_microbatches
         Parts of a rank's samples, one after the other in a step.
     recompute
-        What backward computes again: `Recompute.NONE`, or every block with `Recompute.FULL`.
+        What backward computes again: nothing, every block, or the first blocks of every stage; or a choice for each
+        stage. With `Recompute.SELECTIVE` it is all of a block but its products and its attention.
     pipeline
         Ranks, each with other stages of the module.
     schedule
@@ -51,6 +65,8 @@ class ModuleLayout:
         Ranks over which the operators of the module are cut; with 1 they are whole.
     plan
         How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
+    offload
+        What is kept in host memory, whole: optimizer states, or what blocks keep for backward.
     """
 
     data: int = 1
@@ -58,13 +74,14 @@ class ModuleLayout:
     zero_shards: int = 0
     reshard_after_forward: bool = True
     num_microbatches: int = 1
-    recompute: Recompute = Recompute.NONE
+    recompute: Recomputation = Recompute.NONE
     pipeline: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
     cuts: tuple[str, ...] = ()
     tensor: int = 1
     plan: Plan | None = None
+    offload: Offloading = NO_OFFLOADING
 
     def __post_init__(self) -> None:
         for name in ("data", "num_microbatches", "pipeline", "chunks", "tensor"):
@@ -74,20 +91,42 @@ class ModuleLayout:
             raise ValueError(f"zero is 0, 1, 2 or 3, met {self.zero}; nearest: {min(max(self.zero, 0), 3)}")
         if self.zero_shards < 0 or (self.zero_shards and self.data % self.zero_shards):
             raise ValueError(f"zero_shards divides data({self.data}), met {self.zero_shards}; nearest: {self.data}")
-        if self.recompute not in RECOMPUTES:
-            raise ValueError(
-                f"recompute: a block of a module is computed again whole or not at all, met {self.recompute}; "
-                f"nearest: {Recompute.FULL}"
-            )
+        self._require_recompute()
+        self._require_offload()
         if self.pipeline > 1:
             self._require_stages()
+
+    def _require_recompute(self) -> None:
+        """Raise where operators are named, or a list has not one choice a stage."""
+        if isinstance(self.recompute, PerStage) and len(self.recompute.stages) != self.num_stages:
+            met = f"met {len(self.recompute.stages)}"
+            raise ValueError(f"recompute of a list has one a stage, of {self.num_stages} in all, {met}")
+        if not all(isinstance(self.find_recompute(place), Recompute | FirstLayers) for place in range(self.num_stages)):
+            rule = "recompute: blocks of a module are computed again, not operators by name"
+            raise ValueError(f"{rule}, met {self.recompute}; nearest: {Recompute.FULL}")
+
+    def _require_offload(self) -> None:
+        """Raise where a part of something is kept on the host, or what is not."""
+        if not self.offload:
+            return
+        whole = _find_whole(self.offload)
+        if self.offload != whole:
+            rule = f"offload of a module is all of its {' or '.join(OFFLOADS)}, stepped on the host"
+            raise ValueError(f"{rule}, met {self.offload}; nearest: {whole or OFFLOADS[0]}")
+        choices = {self.find_recompute(place).layer for place in range(self.num_stages)}
+        if self.offload.activations and Recompute.SELECTIVE in choices:
+            rule = "offload: what selective recompute keeps stays on the device"
+            raise ValueError(f"{rule}, met {self.offload} on the host; nearest: {Recompute.FULL}")
+        if self.offload.activations and self.pipeline > 1 and find_rule(self.schedule).splits_backward:
+            rule = "offload: activations on the host move with whole passes"
+            raise ValueError(f"{rule}, met {self.schedule}; nearest: 1f1b")
 
     def _require_stages(self) -> None:
         """Raise where the schedule does not exist for these numbers, or cuts are not one fewer than stages."""
         rule = find_rule(self.schedule)
         if rule.is_asynchronous:
             raise ValueError(f"schedule: a step ends before the next begins, met {self.schedule}; nearest: 1f1b")
-        if rule.splits_backward and (self.zero or self.recompute is not Recompute.NONE):
+        if rule.splits_backward and (self.zero or self.recomputes):
             raise ValueError(
                 f"schedule: gradients of inputs and weights apart need whole states and kept activations, met "
                 f"{self.schedule} with {self.describe()}; nearest: 1f1b"
@@ -100,7 +139,21 @@ class ModuleLayout:
     @property
     def is_staged(self) -> bool:
         """Whether the module runs in stages, or in one whose cut operators have shards or are computed again."""
-        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recompute is not Recompute.NONE))
+        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recomputes or bool(self.offload)))
+
+    @property
+    def num_stages(self) -> int:
+        """All stages."""
+        return self.pipeline * self.chunks if self.pipeline > 1 else 1
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward computes something again."""
+        return any(self.find_recompute(place) is not Recompute.NONE for place in range(self.num_stages))
+
+    def find_recompute(self, stage: int) -> StageRecompute:
+        """Return what backward computes again of a stage."""
+        return find_stage_recompute(self.recompute, stage)
 
     @property
     def actions(self) -> Schedule:
@@ -159,25 +212,47 @@ class ModuleLayout:
             parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards < self.data else ""))
         if self.zero == 3 and not self.reshard_after_forward:
             parts.append("parameters kept after forward")
-        if self.recompute is not Recompute.NONE:
-            parts.append("full recompute")
+        if self.recomputes:
+            parts.append(self._describe_recompute())
+        if self.offload:
+            parts.append(f"{self.offload} on the host")
         return ", ".join(parts)
+
+    def _describe_recompute(self) -> str:
+        if not isinstance(self.recompute, FirstLayers):
+            return (
+                f"recompute {self.recompute}" if isinstance(self.recompute, PerStage) else f"{self.recompute} recompute"
+            )
+        count = self.recompute.layers
+        return f"{self.recompute.layer} recompute of {count} block{'s' * (count > 1)}" + " a stage" * (
+            self.pipeline > 1
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain data."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"plan": None if self.plan is None else self.plan.to_json()}
+        return values | {
+            "recompute": self.recompute.document,
+            "offload": self.offload.document,
+            "plan": None if self.plan is None else self.plan.to_json(),
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "ModuleLayout":
         """Return the layout of plain data."""
         plan = None if document.get("plan") is None else Plan.from_json(document["plan"])
-        values = {"recompute": Recompute(document["recompute"]), "cuts": tuple(document.get("cuts", ())), "plan": plan}
+        values = {
+            "recompute": recomputation(document["recompute"]),
+            "cuts": tuple(document.get("cuts", ())),
+            "plan": plan,
+            "offload": offloading(document.get("offload", ())),
+        }
         return cls(**document | values)
 
 
 WORDS = (
-    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "pipeline", "schedule", "chunks", "cuts",
+    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "offload", "pipeline", "schedule",
+    "chunks", "cuts",
 )  # fmt: skip
 """What `parse_layout` reads."""
 
@@ -185,11 +260,13 @@ WORDS = (
 def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
     """Return the layout of words ``NAME=VALUE,...``; what they do not say is as in ``default``.
 
-    The names of ``cuts`` have ``+`` between them. Where data ranks are not said, they are what stages and cuts leave of
-    the ranks of ``default``.
+    The names of ``cuts`` and ``offload`` have ``+`` between them, and ``recompute`` is as `parse_words` reads it. Where
+    data ranks are not said, they are what stages and cuts leave of the ranks of ``default``.
 
     >>> parse_layout("data=4,zero=3,recompute=full", ModuleLayout()).describe()
     'data 4, 1 microbatch, ZeRO-3, full recompute'
+    >>> parse_layout("recompute=2", ModuleLayout()).describe()
+    'data 1, 1 microbatch, full recompute of 2 blocks'
     """
     values: dict[str, Any] = {}
     for word in text.split(","):
@@ -199,9 +276,12 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
             nearest = f"; nearest: {matches[0]}" if matches else ""
             raise ValueError(f"plan: words are {', '.join(WORDS)}, met {word.strip()!r}{nearest}")
         if name == "recompute":
-            if value not in RECOMPUTES:
-                raise ValueError(f"plan: recompute is {' or '.join(RECOMPUTES)}, met {value!r}; nearest: full")
-            values[name] = Recompute(value)
+            try:
+                values[name] = parse_words(value)
+            except ValueError as error:
+                raise ValueError(f"plan: {error}") from error
+        elif name == "offload":
+            values[name] = _parse_offload(value)
         elif name == "schedule":
             values[name] = value
         elif name == "cuts":
@@ -214,6 +294,19 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
         cuts = values.get("pipeline", default.pipeline) * values.get("tensor", default.tensor)
         values["data"] = max(default.num_ranks // cuts, 1)
     return replace(default, **values)
+
+
+def _find_whole(offload: Offloading) -> Offloading:
+    """Return what of an offloading a module can have on the host."""
+    return offloading([name for name in OFFLOADS if getattr(offload, name) == WHOLE_FRACTION])
+
+
+def _parse_offload(text: str) -> Offloading:
+    """Return the offloading of names with ``+`` between them, or of ``none``."""
+    try:
+        return offloading(() if text == "none" else text.split("+"))
+    except ValueError as error:
+        raise ValueError(f"plan: offload {error}") from error
 
 
 def read_plan(path: Path) -> Plan:
@@ -235,15 +328,18 @@ def find_module_layout(plan: Plan) -> ModuleLayout:
     """
     if reasons := tuple(list_cuts(plan)):
         raise ValueError("a user's module runs in one stage: " + "; ".join(reasons))
+    recompute = find_stage_recompute(plan.recompute, 0)
     if plan.operator_ranks > 1:
         if not plan.shardings:
             raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
-        options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": plan.recompute}
+        options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": recompute}
+        options["offload"] = plan.offload
         return ModuleLayout(plan.data, plan.zero, tensor=plan.operator_ranks, plan=plan, **options)
-    assert isinstance(plan.recompute, Recompute)
     shards = plan.shards if plan.zero and plan.replica > 1 else 0
     keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
-    return ModuleLayout(plan.data, plan.zero, shards, not keeps_parameters, plan.num_microbatches, plan.recompute)
+    return ModuleLayout(
+        plan.data, plan.zero, shards, not keeps_parameters, plan.num_microbatches, recompute, offload=plan.offload
+    )
 
 
 _TOLD = frozenset(("zero", "reshard_after_forward", "microbatch", "recompute", "offload", "gradient_reduction"))
@@ -259,12 +355,13 @@ def list_cuts(plan: Plan) -> Iterator[str]:
             yield f"{axis.name}: met {axis.size}; nearest: 1"
     if not isinstance(plan.microbatch, int):
         yield f"microbatch: one size on all data ranks, met {list(plan.microbatch)}; nearest: {plan.sizes[-1]}"
-    if plan.recompute not in RECOMPUTES:
+    if find_stage_recompute(plan.recompute, 0).layer not in RECOMPUTES:  # there selective is attention alone
         yield f"recompute: a block is computed again whole or not at all, met {plan.recompute}; nearest: full"
     if plan.asynchronous:
         yield f"schedule: a step ends before the next begins, met {plan.schedule}; nearest: 1f1b"
-    if plan.offload:
-        yield f"offload: states and activations stay on the device, met {plan.offload}; nearest: none"
+    if plan.offload != (whole := _find_whole(plan.offload)):
+        rule = f"offload: all {' or '.join(OFFLOADS)} of a module, stepped on the host"
+        yield f"{rule}, met {plan.offload}; nearest: {whole or 'none'}"
     if plan.gradient_reduction != ALL_REDUCE:
         yield f"gradient_reduction: all ranks update, met {plan.gradient_reduction}; nearest: {ALL_REDUCE}"
     for decision in STEP_DECISIONS:

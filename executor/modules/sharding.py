@@ -26,10 +26,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from meshwise.executor.modules.blocks import recompute_blocks
+from meshwise.executor.modules.blocks import list_offloaded, recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.quiet import KeepDouble
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.executor.parallel.module_offload import BlockOffload, choose_offload_policy
+from meshwise.executor.recording.accelerator import find_accelerator
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """The dtype in which a precision computes; parameters of bf16 have fp32 copies that the optimizer steps."""
@@ -52,6 +53,7 @@ def shard_module(
     units: Sequence[nn.Module],
     *,
     has_unused: bool,
+    activations: BlockOffload | None = None,
 ) -> nn.Module:
     """Return a module that is trained under a layout; parameters have the same names.
 
@@ -61,9 +63,12 @@ def shard_module(
         Blocks that are gathered one at a time; the module itself is the last unit.
     has_unused
         Whether some forward may leave parameters unused.
+    activations
+        Keeps on the host what blocks save for backward; ``None`` where that stays.
     """
-    if layout.recompute is not Recompute.NONE:
-        recompute_blocks(module)
+    recompute_blocks(module, layout.find_recompute(0))
+    if activations is not None:
+        activations.wrap(list_offloaded(module))
     mesh = build_mesh(layout, device.type)
     if mesh is None:
         return module
@@ -74,9 +79,11 @@ def shard_module(
     policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
     shard_mesh = mesh["shard"] if layout.shards == layout.data else mesh
     reshard = layout.zero == 3 and layout.reshard_after_forward
-    shard_units(units, mesh=shard_mesh, reshard_after_forward=reshard, mp_policy=policy)
+    placement = choose_offload_policy(find_accelerator(device.type), is_on_host=bool(layout.offload.optimizer))
+    options = {"mesh": shard_mesh, "mp_policy": policy, "offload_policy": placement}
+    shard_units(units, reshard_after_forward=reshard, **options)
     # backward begins with the unit with which forward ends
-    shard_units((module,), mesh=shard_mesh, reshard_after_forward=False, mp_policy=policy)
+    shard_units((module,), reshard_after_forward=False, **options)
     return module
 
 

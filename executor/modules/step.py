@@ -65,6 +65,8 @@ from meshwise.executor.modules.states import (
     save_states,
 )
 from meshwise.executor.modules.unused import UnusedParameters
+from meshwise.executor.parallel.module_offload import BlockOffload, HostStates
+from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.tensors import to_whole
 from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
@@ -148,6 +150,8 @@ class TrainingStep:
         self._unused: UnusedParameters | None = None
         self._course: CallCourse | None = None
         self._loss_kind = LossKind.SAMPLES
+        self._activations: BlockOffload | None = None
+        self._host_states: HostStates | None = None
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
@@ -184,6 +188,10 @@ class TrainingStep:
         """The optimizer's states of every parameter; none before the first step."""
         return [] if self._trained is None else list(self._trained[0].state.values())
 
+    def holds_on_host(self, state: Tensor) -> bool:
+        """Return whether a state of the optimizer takes no memory of the device."""
+        return self._host_states is not None and self._host_states.holds(state)
+
     @property
     def states_by_parameter(self) -> dict[Tensor, dict[str, Any]]:
         """The optimizer's states, of every parameter that has some."""
@@ -218,6 +226,8 @@ class TrainingStep:
     def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss, num_items: Tensor | None) -> None:
         """Run forward and backward of all microbatches, and add up their losses."""
         for number, microbatch in enumerate(microbatches, 1):
+            if self._activations is not None:
+                self._activations.begin_pass(0, number - 1)
             with accumulate_gradients(self.module, self.layout, is_last=number == len(microbatches)):
                 with find_precision_context(self.module, self.device, self.precision):
                     loss = compute_loss(self.module, microbatch, self.loss, self._loss_kind, num_items)
@@ -314,7 +324,16 @@ class TrainingStep:
                 self._course = CallCourse(units)
         if has_unused and self.layout.zero:
             self._unused = UnusedParameters((*units, self.module), idle_names)
-        self.module = shard_module(self.module, self.layout, self.device, self.precision, units, has_unused=has_unused)
+        self._activations = self._make_block_offload(0)
+        self.module = shard_module(
+            self.module,
+            self.layout,
+            self.device,
+            self.precision,
+            units,
+            has_unused=has_unused,
+            activations=self._activations,
+        )
         if self._values is not None:
             fill_shards(self.module, self._values, self.device)
             self._values = None
@@ -322,6 +341,12 @@ class TrainingStep:
             self._check_loss(batch)
             self._forget_calls()
         return self._build_optimizer()
+
+    def _make_block_offload(self, position: int) -> BlockOffload | None:
+        """Return what keeps on the host what blocks save for backward; ``None`` where that stays."""
+        if not self.layout.offload.activations:
+            return None
+        return BlockOffload(self.layout.actions, position, find_accelerator(self.device.type))
 
     def _fill(self) -> None:
         """Give all parameters that are not yet there their values, whole."""
@@ -367,6 +392,8 @@ class TrainingStep:
         """Return optimizer and scheduler of the module as it is sharded, with the states of a checkpoint if any."""
         make_optimizer, make_scheduler = self._factories
         optimizer = build_optimizer(make_optimizer, unwrap(self.module), self.names)
+        if self.layout.offload.optimizer and not (self.layout.zero and self.layout.data > 1):
+            self._host_states = HostStates(optimizer, find_accelerator(self.device.type))
         scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
             load_states(self._checkpoint, self.module, optimizer, scheduler, self._form)

@@ -34,7 +34,7 @@ from meshwise.executor.recording.recorder import Recorder
 from meshwise.executor.recording.tensors import Cut, read_cut, to_local
 from meshwise.strategies.plan.offloading import count_fraction
 from meshwise.strategies.plan.plan import Plan
-from meshwise.strategies.schedules.schedule import ActionKind
+from meshwise.strategies.schedules.schedule import ActionKind, Schedule
 
 
 class HostMemory:
@@ -144,10 +144,10 @@ class _Layer:
 class ActivationOffload:
     """Moves the activations of the layers of one rank; all stages of the rank share two buffers."""
 
-    def __init__(self, plan: Plan, position: int, host: HostMemory) -> None:
+    def __init__(self, schedule: Schedule, position: int, host: HostMemory) -> None:
         self.host, self.copier = host, host.accelerator.copier()
         self.buffers: list[_Layer] = []
-        order = plan.actions.orders[position]
+        order = schedule.orders[position]
         turns = {(a.stage, a.microbatch) for a, b in pairwise(order) if b == a._replace(kind=ActionKind.BACKWARD)}
         self.turns = turns
         self.last_layer: _Layer | None = None

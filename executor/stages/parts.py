@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+from meshwise.executor.modules.blocks import make_recompute_contexts
 from meshwise.executor.stages.cuts import find_free_nodes
 from meshwise.executor.stages.export import StepGraph, list_paths
+from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class StageNodes:
     def operators(self) -> tuple[Node, ...]:
         """All nodes of the stage."""
         return tuple(node for _, nodes in self.pieces for node in nodes)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the blocks that are parts of the stage, in order."""
+        return tuple(name for name, _ in self.pieces if name)
 
 
 def divide_graph(
@@ -178,8 +186,8 @@ class Part(nn.Module):
         The parameters of its own, by their names in the user's module.
     fixed
         Buffers and tensors made out of numbers, by the names of their placeholders.
-    recomputes
-        Whether backward computes it again instead of keeping what forward makes.
+    recompute
+        What backward computes of it again instead of keeping what forward makes.
     """
 
     def __init__(
@@ -189,10 +197,10 @@ class Part(nn.Module):
         parameters: Mapping[str, nn.Parameter],
         fixed: Mapping[str, Tensor],
         *,
-        recomputes: bool,
+        recompute: LayerRecompute,
     ) -> None:
         super().__init__()
-        self.name, self.inputs, self.outputs, self.recomputes = name, code.inputs, code.outputs, recomputes
+        self.name, self.inputs, self.outputs, self.recompute = name, code.inputs, code.outputs, recompute
         self._keys = tuple(map(make_key, code.parameters))
         self._fixed = tuple(fixed[fixed_name] for fixed_name in code.fixed)
         self.parameter_names = tuple(dict.fromkeys(code.parameters))
@@ -202,10 +210,11 @@ class Part(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of the part."""
-        if self.recomputes:
-            result: tuple[Tensor, ...] = checkpoint(self._run, *values, use_reentrant=False)
-            return result
-        return self._run(*values)
+        if self.recompute is Recompute.NONE:
+            return self._run(*values)
+        contexts = partial(make_recompute_contexts, self.recompute)
+        result: tuple[Tensor, ...] = checkpoint(self._run, *values, use_reentrant=False, context_fn=contexts)
+        return result
 
     def _run(self, *values: Tensor) -> tuple[Tensor, ...]:
         parameters = [getattr(self, key) for key in self._keys]

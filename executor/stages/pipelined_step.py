@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshwise.executor.modules.batches import split_evenly
-from meshwise.executor.modules.blocks import list_blocks
+from meshwise.executor.modules.blocks import list_blocks, require_blocks
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import EvaluateFunction
 from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
@@ -28,6 +28,7 @@ from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES, average_scalars
 from meshwise.executor.modules.states import write_module
 from meshwise.executor.modules.step import CLIP_EPSILON, TrainingStep
+from meshwise.executor.parallel.module_offload import BlockOffload
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime, list_turns
 from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
@@ -37,7 +38,7 @@ from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.recomputation import PerStage
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -53,6 +54,7 @@ class _PipelineStage(QuietStage):
     """A stage of torch's pipeline that tells its shards, or its buckets, which backward is the last one."""
 
     buckets: GradientBuckets | None = None
+    activations: BlockOffload | None = None
     turn_microbatches: frozenset[int] = frozenset()
     """Those after whose forward a backward of the stage follows at once."""
 
@@ -60,6 +62,8 @@ class _PipelineStage(QuietStage):
         """Run one forward pass."""
         if isinstance(self.submod, StageShards):
             self.submod.prepare_forward(turns=fwd_chunk_id in self.turn_microbatches)
+        if self.activations is not None:
+            self.activations.begin_pass(self.stage_index, fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
@@ -112,6 +116,7 @@ class PipelinedStep(TrainingStep):
         all_nodes = self._divide(step, actions.num_stages)
         stage_names = [list_parameter_names(step, nodes.operators) for nodes in all_nodes]
         self._tied = TiedParameters(stage_names, actions.stage_ranks, position, self._mesh)
+        self._activations = self._make_block_offload(position)
         stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
         self._input_names = step.inputs
         self._buckets: dict[int, GradientBuckets] = {}
@@ -137,7 +142,12 @@ class PipelinedStep(TrainingStep):
         blocks = frozenset(name for name, part in self.module.named_modules() if id(part) in own_blocks)
         operators = list_operators(step)
         cuts = choose_cuts(step, operators, num_stages, self.layout.cuts, blocks)
-        return divide_graph(step, operators, cuts, blocks)
+        stages = divide_graph(step, operators, cuts, blocks)
+        counts, choice = [len(nodes.blocks) for nodes in stages], self.layout.recompute
+        pairs = zip(counts, choice.stages, strict=True) if isinstance(choice, PerStage) else [(max(counts), choice)]
+        for count, stage_choice in pairs:
+            require_blocks(count, stage_choice)
+        return stages
 
     def _watch_buffers(self) -> None:
         """Watch none: `_require_equal_buffers` knows from the graph which ones forward renews."""
@@ -171,8 +181,10 @@ class PipelinedStep(TrainingStep):
         stages: dict[int, Stage] = {}
         seen_names: set[str] = set()
         for place, nodes in own_nodes.items():
-            recompute = self.layout.recompute is not Recompute.NONE
+            recompute = self.layout.find_recompute(place)
             stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
+            if self._activations is not None:
+                self._activations.wrap([part for part in stages[place].pieces if part.name], stages[place])
             for name in stages[place].list_parameters():
                 if name not in seen_names:
                     seen_names.add(name)
@@ -185,13 +197,14 @@ class PipelinedStep(TrainingStep):
         layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
         submodule: nn.Module = stage
         if layout.data > 1 and layout.zero:
-            submodule = StageShards(stage, layout, self._shard_mesh, self.precision)
+            submodule = StageShards(stage, layout, self._shard_mesh, self.precision, self.device)
         inputs = make_examples(nodes.received, dtype) or (torch.empty(0, device="meta"),)
         outputs = make_examples(nodes.results or nodes.sent, None if nodes.results else dtype)
         result = _PipelineStage(
             submodule, place, len(all_nodes), self.device, input_args=inputs, output_args=outputs, group=self._group
         )
         result.turn_microbatches = list_turns(layout.actions, self._mesh["pipeline"].get_local_rank(), place)
+        result.activations = self._activations
         if layout.data > 1 and not layout.zero:
             trained = [parameter for parameter in stage.list_parameters().values() if parameter.requires_grad]
             self._buckets[place] = result.buckets = GradientBuckets(trained, self._mesh["replica"].get_group())

@@ -10,10 +10,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.fx import Node
 
+from meshwise.executor.modules.blocks import count_recomputed
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.sharding import DTYPES, shard_units
+from meshwise.executor.parallel.module_offload import choose_offload_policy
+from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.stages.export import StepGraph
 from meshwise.executor.stages.parts import Part, StageNodes, build_code, list_parameter_names, make_key
+from meshwise.strategies.plan.recomputation import Recompute, StageRecompute
 
 
 class _Bound(torch.autograd.Function):
@@ -46,7 +50,7 @@ class Stage(nn.Module):
     parameters, buffers
         Those of the user's module, by name.
     recompute
-        Whether backward computes its blocks again.
+        What backward computes again of it.
     dtype
         That of floats that it sends; ``None`` for those of the graph.
     """
@@ -58,7 +62,7 @@ class Stage(nn.Module):
         parameters: Mapping[str, nn.Parameter],
         buffers: Mapping[str, Tensor],
         *,
-        recompute: bool,
+        recompute: StageRecompute,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -77,13 +81,16 @@ class Stage(nn.Module):
         self.updates = {node.name: buffers[name] for name, node in step.updates.items() if node in own_nodes}
         kept = {*nodes.sent, *nodes.results, *(node for node in step.updates.values() if node in own_nodes)}
         parts: list[Part] = []
+        blocks = nodes.blocks
+        recomputed_names = blocks[: count_recomputed(len(blocks), recompute)]
         for (name, piece), names in zip(nodes.pieces, piece_names, strict=True):
             inside = set(piece)
             outputs = [
                 node for node in piece if node in kept or any(u in own_nodes and u not in inside for u in node.users)
             ]
             code = build_code(step, piece, outputs, frozenset(names) - set(self.shared))
-            parts.append(Part(name, code, parameters, fixed, recomputes=recompute and bool(name)))
+            choice = recompute.layer if name in recomputed_names else Recompute.NONE
+            parts.append(Part(name, code, parameters, fixed, recompute=choice))
         self.parts = nn.ModuleList(parts)
         self.pieces = tuple(parts)
         self.inputs = step.inputs
@@ -149,13 +156,17 @@ class StageShards(nn.Module):
     then. Here blocks are gathered as `meshwise.executor.modules.sharding` says of a whole module.
     """
 
-    def __init__(self, stage: Stage, layout: ModuleLayout, mesh: DeviceMesh, precision: str) -> None:
+    def __init__(
+        self, stage: Stage, layout: ModuleLayout, mesh: DeviceMesh, precision: str, device: torch.device
+    ) -> None:
         super().__init__()
         is_narrow = DTYPES[precision].itemsize == 2
         policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32) if is_narrow else MixedPrecisionPolicy()
         self.layout, self.reshards = layout, layout.zero == 3 and layout.reshard_after_forward
+        placement = choose_offload_policy(find_accelerator(device.type), is_on_host=bool(layout.offload.optimizer))
+        options = {"reshard_after_forward": self.reshards, "mp_policy": policy, "offload_policy": placement}
         self.pieces = [part for part in stage.pieces if part.parameter_names]
-        shard_units((*self.pieces, stage), mesh=mesh, reshard_after_forward=self.reshards, mp_policy=policy)
+        shard_units((*self.pieces, stage), mesh=mesh, **options)
         if self.pieces:
             first: Any = self.pieces[0]
             # by default it prefetches the unit with which the forward of another microbatch ended

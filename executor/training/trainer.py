@@ -108,7 +108,7 @@ class Trainer:
             dist.all_reduce(torch.zeros((), device=accelerator.device), group=self.mesh[PIPELINE].get_group())
         self.host = HostMemory(recorder, accelerator)
         self.position = self.mesh[PIPELINE].get_local_rank()
-        self.activations = ActivationOffload(plan, self.position, self.host)
+        self.activations = ActivationOffload(plan.actions, self.position, self.host)
         self.sharing = find_sharing(self.mesh, DATA)
         self.expert_sharing = find_sharing(self.mesh, EXPERT_DATA) if plan.expert > 1 else self.sharing
         self.data_rank = int(list_data_ranks(plan.mesh)[self.mesh.get_rank()])

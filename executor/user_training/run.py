@@ -310,7 +310,7 @@ def verify_job(job: TrainJob, folder: Path, tell: Callable[[str], None] = lambda
     )
     with redirect_stdout(sys.stderr):  # the user's file may print
         plain = train_plainly(check)
-        has_draws = job.layout.recompute is Recompute.FULL and has_dropout(job)
+        has_draws = job.layout.recomputes and has_dropout(job)
     difference = compare_exactly(_run_trial(check, folder, tell), folder, plain)
     if has_draws and difference.is_equal:
         drawn = replace(check, without_dropout=False)

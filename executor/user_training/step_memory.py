@@ -39,7 +39,12 @@ def count_resident_bytes(step: TrainingStep | CutStep, batch: Any) -> int:
 
     `DistributedDataParallel` also has buckets of all gradients, in memory of its own.
     """
-    states = (value for row in step.optimizer_states for value in row.values() if isinstance(value, Tensor))
+    states = (
+        value
+        for row in step.optimizer_states
+        for value in row.values()
+        if isinstance(value, Tensor) and not (isinstance(step, TrainingStep) and step.holds_on_host(value))
+    )
     module = step.module
     resident = count_bytes(chain(module.parameters(), module.buffers(), states, list_tensors(batch)))
     if not isinstance(module, DistributedDataParallel):

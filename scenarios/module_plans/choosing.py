@@ -4,7 +4,7 @@ Every layout has a lower bound of its step time, which takes little to compute. 
 bound on, until no other can be among the two fastest.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -19,9 +19,12 @@ from meshwise.scenarios.module_plans.layouts import (
 from meshwise.scenarios.module_plans.prediction import Estimate, ModuleModel, Prediction, StepPredictor
 from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 SCHEDULED = 4
 """Pipelines of which other schedules are tried: the fastest ones with 1F1B."""
+
+OFFLOAD_LINE = "offload: its memory is predicted; copies to and from the host, and work there, were not measured"
 
 Requirement = Callable[[ModuleLayout], None]
 """Raises `ValueError` where a layout that cuts operators cannot run."""
@@ -81,7 +84,8 @@ def _compare(slower: float, faster: float) -> str:
 
 def predict_layout(model: ModuleModel, layout: ModuleLayout, tokens: int | None = None) -> PlannedRun:
     """Return a layout that was given, with its prediction."""
-    return PlannedRun(layout, StepPredictor(model).predict(layout), None, 1, tokens, model.assumptions)
+    lines = (*model.assumptions, *([OFFLOAD_LINE] if layout.offload else []))
+    return PlannedRun(layout, StepPredictor(model).predict(layout), None, 1, tokens, lines)
 
 
 def choose(
@@ -150,6 +154,7 @@ class _Search:
             ranks = f"{' or '.join(map(str, self.choices.data))} ranks"
             raise ValueError(f"no plan of {ranks} divides a batch of {self.model.batch}")
         estimates = [self.predictor.estimate(layout) for layout in layouts]
+        estimates += list(self._list_partly_recomputed(estimates))
         pipelines = [estimate for estimate in estimates if estimate.layout.pipeline > 1 and estimate.fits]
         fastest = self._find_fastest(pipelines, SCHEDULED) if self.model.figures is not None else []
         others = [
@@ -166,6 +171,37 @@ class _Search:
             least = sorted((item for item in estimates if not item.fits), key=lambda item: item.peak_memory)
             two_best += map(self._simulate, islice(least, 2 - len(two_best)))
         return two_best[0], two_best[1] if len(two_best) > 1 else None
+
+    def _list_partly_recomputed(self, estimates: Sequence[Estimate]) -> Iterator[Estimate]:
+        """Yield layouts that compute again as few blocks as fit, where none of them do not fit and all of them do.
+
+        Of captured operators products and attention may be kept besides; then all blocks are tried too.
+        """
+        fitting = {estimate.layout for estimate in estimates if estimate.fits}
+        for estimate in estimates:
+            layout = estimate.layout
+            if estimate.fits or replace(layout, recompute=Recompute.FULL) not in fitting:
+                continue
+            yield from self._find_fewest(layout, Recompute.FULL)
+            if self.model.is_captured:
+                whole = self.predictor.estimate(replace(layout, recompute=Recompute.SELECTIVE))
+                if whole.fits:
+                    yield whole
+                    yield from self._find_fewest(layout, Recompute.SELECTIVE)
+
+    def _find_fewest(self, layout: ModuleLayout, kind: Recompute) -> Iterator[Estimate]:
+        """Yield a layout with the fewest blocks of a stage that fit, if they are fewer than all, which do."""
+        best: Estimate | None = None
+        too_few, enough = 0, self.predictor.count_stage_blocks(layout)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            estimate = self.predictor.estimate(replace(layout, recompute=FirstLayers(kind, middle)))
+            if estimate.fits:
+                best, enough = estimate, middle
+            else:
+                too_few = middle
+        if best is not None:
+            yield best
 
     def _list_whole_plans(self) -> Iterable[ModuleLayout]:
         """Yield all layouts; where operators are cut, with how they are."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from meshwise.executor.module_measures.figures import BlockFigures, ModuleFigures
 from meshwise.simulator.machine.accelerator import Accelerator
-from meshwise.simulator.machine.compute import Pass, operator_time
+from meshwise.simulator.machine.compute import PRODUCTS, Pass, operator_time
 from meshwise.simulator.operator_graph import (
     BATCH,
     ITEMSIZE,
@@ -20,6 +20,9 @@ from meshwise.simulator.operator_graph import (
     OperatorKind,
     Tensor,
 )
+
+KEPT_KINDS = PRODUCTS | {OperatorKind.ATTENTION}
+"""Kinds of operators whose results selective recomputation keeps."""
 
 Line = tuple[float, float]
 """Seconds of a pass: fixed, and a sample."""
@@ -156,6 +159,26 @@ def _sum_times(graph: OperatorGraph, model: Accelerator, samples: int, direction
         for block in graph.blocks
         for operator in block.operators
     )
+
+
+def mark_cheap_operators(graph: OperatorGraph) -> OperatorGraph:
+    """Return a captured graph of which selective recomputation runs all again but products, convolutions and attention.
+
+    That is what `meshwise.executor.modules.blocks.recompute_blocks` keeps.
+    """
+
+    def mark(block: Block) -> Block:
+        cheap_names: set[str] = set()
+        operators = []
+        for operator in block.operators:
+            is_cheap = operator.kind not in KEPT_KINDS
+            if operator.kind is OperatorKind.VIEW:  # it has the memory of what it shows
+                is_cheap = not cheap_names.isdisjoint(operator.inputs)
+            cheap_names.update(operator.outputs if is_cheap else ())
+            operators.append(replace(operator, recompute_selectively=is_cheap))
+        return replace(block, operators=tuple(operators))
+
+    return replace(graph, blocks=tuple(mark(block) if block.layer else block for block in graph.blocks))
 
 
 def find_pace(graph: OperatorGraph, figures: ModuleFigures, model: Accelerator) -> float:

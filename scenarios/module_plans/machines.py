@@ -111,8 +111,11 @@ def count_update_bytes(
         Of all elements of parameters those that a rank has where operators are cut.
     """
     elements = sum(map(prod, list_shapes(figures))) * fraction
-    states = elements * (training.shard_bytes + training.gradient_bytes) + figures.state * fraction
-    temporary, buckets = figures.update_peak * fraction, 0.0
+    states = elements * (training.shard_bytes + training.gradient_bytes)
+    temporary, buckets = 0.0, 0.0
+    if not layout.offload.optimizer:  # else both are on the host
+        states += figures.state * fraction
+        temporary = figures.update_peak * fraction
     if layout.data > 1 and not layout.zero:
         gradients = elements * training.gradient_bytes
         if layout.tensor > 1:

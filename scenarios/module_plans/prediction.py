@@ -21,6 +21,7 @@ from meshwise.scenarios.module_plans.graphs import (
     find_pace,
     keep_more,
     list_shapes,
+    mark_cheap_operators,
     measure_operators,
 )
 from meshwise.scenarios.module_plans.machines import LIBRARY, build_machine, count_update_bytes
@@ -33,6 +34,7 @@ from meshwise.strategies.evaluation import Resource
 from meshwise.strategies.operators.operator_plan import build_operator_plan
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
+from meshwise.strategies.plan.offloading import NO_OFFLOADING
 from meshwise.strategies.plan.partition import partition_layers
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
@@ -83,6 +85,8 @@ class ModuleModel:
         Bytes a sample that are needed besides what the graph keeps.
     assumptions
         What the prediction rests on, a line each.
+    excess
+        Bytes a sample that the graph keeps too much.
     cut_graph, cut_kept
         The captured graph and these bytes, for plans that cut its operators; ``None`` where there is none.
     pace
@@ -101,6 +105,7 @@ class ModuleModel:
     is_captured: bool
     assumptions: tuple[str, ...]
     kept: float = 0.0
+    excess: float = 0.0
     cut_graph: OperatorGraph | None = None
     cut_kept: float = 0.0
     pace: float = 0.0
@@ -157,6 +162,7 @@ class StepPredictor:
 
     def estimate(self, layout: ModuleLayout) -> Estimate:
         """Return the memory of a layout, and a lower bound of its step time, without a simulation."""
+        require_predicted_offload(layout)
         cost, local_samples = self._find_cost(layout), self.model.batch // layout.data
         plan = self._complete(cost.problem, layout)
         figures, problem = self.model.figures, cost.problem
@@ -172,9 +178,21 @@ class StepPredictor:
     def _count_excess(self, layout: ModuleLayout) -> float:
         """Return the bytes that measured passes of cut operators need less than simulated ones, in their order."""
         program = self._find_program(layout)
-        if program is None or layout.pipeline > 1 or layout.recompute is not Recompute.NONE:
+        if program is None and layout.tensor == 1 and layout.pipeline == 1 and self.model.excess:
+            return self._count_block_excess(layout)
+        if program is None or layout.pipeline > 1 or layout.recomputes:
             return 0.0
         return max(-program.kept, 0.0) * (self.model.batch // layout.data // layout.num_microbatches)
+
+    def _count_block_excess(self, layout: ModuleLayout) -> float:
+        """Return the bytes that blocks keep less than simulated ones: those that keep nothing have none of them."""
+        excess = self.model.excess * (self.model.batch // layout.data // layout.num_microbatches)
+        plain = replace(layout, recompute=Recompute.NONE, offload=NO_OFFLOADING)
+        if layout == plain or not count_layers(self.model.graph):
+            return excess
+        most, least = self.predict_passes(plain), self.predict_passes(replace(plain, recompute=Recompute.FULL))
+        own = self.predict_passes(replace(layout, offload=replace(layout.offload, optimizer=())))
+        return excess * min(max((own - least) / (most - least), 0.0), 1.0) if most > least else 0.0
 
     def simulate(self, estimate: Estimate) -> Prediction:
         """Return the prediction of a layout whose memory is known."""
@@ -197,6 +215,10 @@ class StepPredictor:
         microbatch = max(self.model.batch // layout.data // layout.num_microbatches, 1)
         if layout.tensor > 1:
             return self._complete_cuts(problem, layout, microbatch)
+        choices = {layout.find_recompute(place).layer for place in range(layout.num_stages)}
+        if Recompute.SELECTIVE in choices and not self.model.is_captured:
+            rule = "selective recompute is predicted of captured operators"
+            raise ValueError(f"{rule}, met blocks that were measured whole")
         return complete(
             problem,
             Layout(
@@ -206,6 +228,7 @@ class StepPredictor:
                 zero_shards=layout.zero_shards,
                 reshard_after_forward=layout.reshard_after_forward,
                 recompute=layout.recompute,
+                offload=layout.offload,
                 pipeline=layout.pipeline,
                 schedule=layout.schedule,
                 chunks=layout.chunks,
@@ -249,6 +272,12 @@ class StepPredictor:
                 raise ValueError(f"stages are predicted that begin at blocks of the module, met {path}")
         places = [0, *map(paths.index, layout.cuts), len(paths)]
         return tuple(end - start for start, end in pairwise(places))
+
+    def count_stage_blocks(self, layout: ModuleLayout) -> int:
+        """Return the blocks of the largest stage of a layout."""
+        stages = self._find_stages(layout)
+        num_blocks = count_layers(self.model.graph)
+        return -(-num_blocks // layout.num_stages) if isinstance(stages, str) else max(stages)
 
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
         key: Hashable = layout.data, layout.pipeline, layout.zero, layout.shards
@@ -317,6 +346,16 @@ class StepPredictor:
         """Return the seconds of a step in which a rank waits for messages between parts of operators."""
         cost = self._find_cost(layout)
         return cost.resource_times(self._complete(cost.problem, layout))[Resource.TENSOR]
+
+
+def require_predicted_offload(layout: ModuleLayout) -> None:
+    """Raise ``ValueError`` where the memory of a layout that keeps something on the host is not known."""
+    if layout.offload and layout.tensor > 1:
+        raise ValueError(f"offload is predicted of whole operators, met tensor {layout.tensor}")
+    if layout.offload.optimizer and layout.zero and layout.data > 1:
+        raise ValueError(
+            f"offload of optimizer states is predicted without ZeRO, whose shards go to the host too, met {layout.zero}"
+        )
 
 
 def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, plan: Plan) -> CutProgramModel:
@@ -437,6 +476,7 @@ def build_model(
         Where there is neither a captured graph nor figures.
     """
     dtype = "fp64" if precision == "fp64" else "fp32"
+    captured = captured and mark_cheap_operators(captured)
     if figures is None:
         if captured is None:
             raise ValueError(f"a prediction without a calibration needs a captured module: {why_not}")
@@ -456,20 +496,22 @@ def build_model(
         reason = why_not or f"its layers are not the {len(figures.blocks)} blocks that are recomputed and gathered"
         source = f"passes: measured block by block, as the module's graph could not serve ({reason})"
     model = ModuleModel(graph, batch, precision, device, figures, is_captured, (source,), cut_graph=cut_graph)
-    model = replace(model, kept=find_kept(model, figures))
+    kept = find_kept(model, figures)
+    model = replace(model, kept=max(kept, 0.0), excess=max(-kept, 0.0))
     if captured is None or cut_graph is None:
         return model
-    cut_kept = model.kept if is_captured else find_kept(replace(model, graph=cut_graph, kept=0.0), figures)
+    cut_kept = kept if is_captured else find_kept(replace(model, graph=cut_graph, kept=0.0), figures)
+    cut_kept = max(cut_kept, 0.0)
     return replace(model, cut_kept=cut_kept, pace=find_pace(captured, figures, core) if is_captured else 0.0)
 
 
 def find_kept(model: ModuleModel, figures: ModuleFigures) -> float:
-    """Return the bytes a sample that make the peak of passes in one process the measured one; at least 0."""
+    """Return the bytes a sample that make the peak of passes in one process the measured one; below 0 for fewer."""
     samples = figures.samples[1]
     single = replace(model, batch=samples)
     measured = count_passes_bytes(model, figures, samples, figures.peak)
     predicted = StepPredictor(single).predict_passes(ModuleLayout())
-    return max(measured - predicted, 0.0) / samples
+    return (measured - predicted) / samples
 
 
 def find_fastest(predictions: Sequence[Prediction]) -> list[Prediction]:

@@ -181,6 +181,53 @@ def recomputation(document: Any) -> Recomputation:
     return PerStage(tuple(map(_parse_stage, document))) if isinstance(document, list) else _parse_stage(document)
 
 
+MOST_DIGITS = 6
+"""Digits of a number of layers in words, at most."""
+
+
+def parse_words(text: str) -> Recomputation:
+    """Return the recomputation of words: ``none``, ``full`` or ``selective``, and of how many layers of every stage.
+
+    A number alone is of layers that are computed again in full. Stages that differ have ``+`` between them.
+
+    >>> parse_words("2")
+    FirstLayers(layer=<Recompute.FULL: 'full'>, layers=2)
+    >>> parse_words("selective:1+none")
+    PerStage(stages=(FirstLayers(layer=<Recompute.SELECTIVE: 'selective'>, layers=1), <Recompute.NONE: 'none'>))
+
+    Raises
+    ------
+    ValueError
+        Where they are none of these.
+    """
+    stages = tuple(map(_parse_word, text.split("+")))
+    return stages[0] if len(stages) == 1 else PerStage(stages)
+
+
+def _parse_word(text: str) -> StageRecompute:
+    kind, _, number = text.partition(":")
+    if kind.isascii() and kind.isdecimal() and not number:
+        kind, number = Recompute.FULL, kind
+    is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+    if kind not in list(Recompute) or (":" in text and not number) or (number and not is_number):
+        matches = get_close_matches(kind, list(Recompute), n=1)
+        raise ValueError(
+            f"recompute is {', '.join(Recompute)}, a number of layers a stage, or full:2 or selective:2 with it, met "
+            f"{text!r}; nearest: {matches[0] if matches else Recompute.FULL}"
+        )
+    return FirstLayers(Recompute(kind), int(number)) if number else Recompute(kind)
+
+
+def write_words(recompute_choice: Recomputation) -> str:
+    """Return the words of `parse_words`.
+
+    >>> write_words(PerStage((FirstLayers(Recompute.FULL, 2), Recompute.NONE)))
+    'full:2+none'
+    """
+    stages = recompute_choice.stages if isinstance(recompute_choice, PerStage) else (recompute_choice,)
+    return "+".join(f"{stage.layer}:{stage.layers}" if stage.layers else str(stage) for stage in stages)
+
+
 ACTIVATION = "activation"
 """The word for the activation functions of feed-forward layers alone: cheap to compute again, and large to keep."""
 

@@ -87,8 +87,10 @@ STAGED = (
     ("packed", "pipeline=2,tensor=2,num_microbatches=2"),
     ("packed", "data=2,tensor=2,zero=1,num_microbatches=2"),
     ("gated", "data=2,tensor=2,zero=3,recompute=full"),
+    ("gated", "data=2,tensor=2,zero=2,recompute=selective"),
+    ("gated", "data=2,tensor=2,offload=optimizer+activations"),
     ("gated", "pipeline=2,tensor=2,num_microbatches=4,schedule=zb1p"),
-    ("packed", "pipeline=2,tensor=2,num_microbatches=2,recompute=full,chunks=2,schedule=interleaved"),
+    ("packed", "pipeline=2,tensor=2,num_microbatches=2,recompute=1,chunks=2,schedule=interleaved"),
 )
 """Networks with their plans."""
 STAGED_FAULTS = ("gradients of parts are not summed", "norms count copies", "sums are of one rank")

@@ -19,7 +19,8 @@ from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer
 from meshwise.executor.stages.parallelize import parallelize
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
-from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators, parse_words
 
 from ...strategies.problems import problem
 
@@ -33,13 +34,15 @@ SMALL = problem(devices=4, layers=2, batch=16)
         zero=st.integers(0, 3),
         zero_shards=st.sampled_from((0, 2)),
         num_microbatches=st.sampled_from((1, 2, 4)),
-        recompute=st.sampled_from((Recompute.NONE, Recompute.FULL)),
+        offload=st.sampled_from([offloading(names) for names in ((), ("optimizer",), ("optimizer", "activations"))]),
+        recompute=st.sampled_from((Recompute.NONE, Recompute.FULL, FirstLayers(Recompute.FULL, 1))),
     )
 )
 def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: ModuleLayout) -> None:
     assert ModuleLayout.from_json(layout.to_json()) == layout
     shards = layout.zero_shards if layout.zero else 0
     decisions = {"zero": layout.zero, "zero_shards": shards or None, "recompute": layout.recompute}
+    decisions["offload"] = layout.offload
     microbatch = 4 // layout.num_microbatches
     plan_layout = Layout(data=4, microbatch=microbatch, **{k: v for k, v in decisions.items() if v is not None})  # type: ignore[arg-type]
     found = find_module_layout(complete(SMALL, plan_layout))
@@ -54,7 +57,7 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
         (Layout(data=2, context=2, microbatch=4), "context: met 2; nearest: 1"),
         (Layout(data=4, microbatch=4, recompute=Recompute.SELECTIVE), "recompute: a block is computed again whole"),
         (
-            Layout(data=4, microbatch=4, recompute=FirstLayers(Recompute.FULL, 1)),
+            Layout(data=4, microbatch=4, recompute=FirstLayers(Recompute.SELECTIVE, 1)),
             "recompute: a block is computed again",
         ),
         (Layout(data=(4), microbatch=(3, 5, 4, 4)), "microbatch: one size on all data ranks"),
@@ -80,7 +83,11 @@ def test_a_plan_that_cuts_operators_is_part_of_its_layout() -> None:
         ({"data": 0}, "at least 1"),
         ({"zero": 4}, "zero is 0, 1, 2 or 3, met 4; nearest: 3"),
         ({"data": 4, "zero": 1, "zero_shards": 3}, r"zero_shards divides data\(4\)"),
-        ({"recompute": Recompute.SELECTIVE}, "nearest: full"),
+        ({"recompute": SomeOperators(("up",))}, "not operators by name, met up; nearest: full"),
+        ({"recompute": parse_words("1+none")}, "one a stage, of 1 in all, met 2"),
+        ({"offload": offloading(["parameters"])}, "all of its optimizer or activations.*met parameters"),
+        ({"offload": offloading({"activations": 0.5})}, "met 0.5 of activations"),
+        ({"offload": offloading(["activations"]), "recompute": Recompute.SELECTIVE}, "stays on the device"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, Any], text: str) -> None:
@@ -114,7 +121,7 @@ def test_blocks_that_are_computed_again_have_equal_gradients_and_names() -> None
     module(x).sum().backward()
     expected = [parameter.grad for parameter in module.parameters()]
     module.zero_grad()
-    assert recompute_blocks(module) == 3
+    assert recompute_blocks(module, Recompute.FULL) == 3
     module(x).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(expected, (p.grad for p in module.parameters()), strict=True))  # type: ignore[arg-type]
     assert list(module.state_dict()) == names

@@ -54,7 +54,7 @@ def train(kind: str, folder: Path, words: str) -> tuple[list[float], TrainingSte
     return [*losses, *(step(BATCH) for _ in range(2))], step
 
 
-@pytest.mark.parametrize("words", ["num_microbatches=2", "recompute=full"])
+@pytest.mark.parametrize("words", ["num_microbatches=2", "recompute=full", "recompute=selective:1"])
 def test_a_compiled_module_trains_and_goes_on_as_itself(tmp_path: Path, words: str) -> None:
     expected, _ = train("plain", tmp_path / "plain", words)
     for kind in ("in place", "wrapped"):

@@ -23,7 +23,10 @@ ZOO = Path(__file__).parents[1] / "user_training" / "zoo.py"
     [
         ("tied", "pipeline=2,num_microbatches=2"),
         ("tied", "pipeline=2,num_microbatches=2,data=2,zero=3,recompute=full"),
-        ("tied", "pipeline=2,num_microbatches=2,data=2,zero=1"),
+        ("tied", "pipeline=2,num_microbatches=2,data=2,zero=1,recompute=selective:1"),
+        ("tied", "pipeline=2,num_microbatches=2,recompute=1+selective"),
+        ("tied", "pipeline=2,num_microbatches=4,recompute=1,offload=optimizer+activations"),
+        ("tied", "pipeline=2,num_microbatches=2,data=2,zero=2,offload=optimizer+activations"),
         ("tied", "pipeline=2,num_microbatches=4,data=2,cuts=layers.2"),
         ("tied", "pipeline=2,num_microbatches=4,schedule=zbv,chunks=2"),
         ("woven", "pipeline=3,num_microbatches=4"),
@@ -50,6 +53,7 @@ def test_stages_compute_what_one_process_does(
         ("convolutions", "pipeline=2,num_microbatches=2", "statistics over a batch, which stages divide"),
         ("tied", "pipeline=2,num_microbatches=2,cuts=layer.1", "names of modules that run, met layer.1; .*layers.1"),
         ("tied", "pipeline=3,num_microbatches=4,cuts=head+layers.1", "in the order in which they run"),
+        ("tied", "pipeline=2,num_microbatches=2,recompute=4", "a stage of the module has at most 2 blocks, met 4"),
         ("weighted", "pipeline=3,num_microbatches=4", "every stage has parameters that are trained"),
     ],
 )

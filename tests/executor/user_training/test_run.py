@@ -16,10 +16,12 @@ from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.recording.weight_files import read_weights
 from meshwise.executor.user_training.job import TrainJob, metrics_file
 from meshwise.executor.user_training.run import TrainRun, collect_training, prepare_training, train
-from meshwise.strategies.plan.recomputation import Recompute
+from meshwise.strategies.plan.offloading import offloading
+from meshwise.strategies.plan.recomputation import Recompute, parse_words
 
 ZOO = Path(__file__).parent / "zoo.py"
 FULL = Recompute.FULL
+OFFLOAD = offloading(["optimizer", "activations"])
 
 
 def run(
@@ -42,16 +44,20 @@ def run(
         ("convolutions", ModuleLayout(2)),
         ("convolutions", ModuleLayout(2, zero=3)),
         ("residual", ModuleLayout(2, zero=3, recompute=FULL)),
-        ("residual", ModuleLayout(1, recompute=FULL)),
+        ("residual", ModuleLayout(1, recompute=parse_words("selective"))),
         ("recurrent", ModuleLayout(2, zero=2, num_microbatches=2)),
         ("routed", ModuleLayout(2)),
         ("routed", ModuleLayout(2, zero=3, num_microbatches=2)),
         ("weighted", ModuleLayout(2, num_microbatches=2)),
         ("weighted", ModuleLayout(2, zero=1, num_microbatches=4)),
         ("tied", ModuleLayout(2, zero=3, recompute=FULL)),
+        ("tied", ModuleLayout(2, zero=3, recompute=parse_words("selective:2"))),
+        ("tied", ModuleLayout(2, zero=2, num_microbatches=2, recompute=parse_words("2"))),
         ("tied", ModuleLayout(4, zero=3, zero_shards=2, num_microbatches=2)),
         ("tied", ModuleLayout(2, zero=3, reshard_after_forward=False, num_microbatches=2)),
-        ("tied", ModuleLayout(1, num_microbatches=4, recompute=FULL)),
+        ("tied", ModuleLayout(2, num_microbatches=2, recompute=parse_words("1"))),
+        ("tied", ModuleLayout(2, num_microbatches=2, recompute=parse_words("1"), offload=OFFLOAD)),
+        ("tied", ModuleLayout(2, zero=3, offload=OFFLOAD)),
         ("spectral", ModuleLayout(2, zero=3)),
         ("warm", ModuleLayout(2, zero=3, num_microbatches=2)),
         ("warm", ModuleLayout(4, zero=2, zero_shards=2)),

@@ -105,7 +105,7 @@ def test_a_run_of_several_hosts_is_prepared_and_collected(file: str, capsys: pyt
         (["none.py"], "a Python file that has model() and data(), met no such file"),
         (["mine.py", "--plan", "data=2,zerro=1"], "met 'zerro=1'; nearest: zero"),
         (["mine.py", "--plan", "zero=high"], "zero is a number, met 'high'"),
-        (["mine.py", "--plan", "recompute=some"], "recompute is none or full, met 'some'; nearest: full"),
+        (["mine.py", "--plan", "recompute=some"], "or full:2 or selective:2 with it, met 'some'; nearest: full"),
         (["mine.py", "--plan", "none.json"], "none.json: a plan file as `meshwise search --out` writes it"),
         (["mine.py", "--plan", "data=2", "--processes", "3"], "those of the plan, 2, met 3; nearest: 2"),
         (["mine.py", "--plan", "data=3"], "data ranks(3) divide the samples of a step, met 4; nearest: 3"),
