@@ -42,7 +42,8 @@ class TrainJob:
     without_dropout
         Whether dropout modules drop nothing, so that runs under two plans can be compared.
     tokens, evaluation_tokens
-        The absolute paths of the files of tokens that a model of transformers is trained and evaluated on.
+        The absolute paths of files that tell where the tokens lie that a model of transformers is trained and
+        evaluated on.
     sequence
         Tokens of a sample of them.
     timeout
