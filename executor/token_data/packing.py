@@ -82,12 +82,12 @@ def write_tokens(target: Path, pieces: Iterable[Numbers | Sequence[int]], facts:
         if not target.exists():
             partial, count = target.with_suffix(".partial"), 0
             with partial.open("wb") as file:
-                np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (0,)})  # type: ignore[no-untyped-call]
+                np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (0,)})
                 for piece in pieces:
                     file.write(np.asarray(piece, DTYPE).tobytes())
                     count += len(piece)
                 file.seek(0)  # NumPy leaves room for any number
-                np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (count,)})  # type: ignore[no-untyped-call]
+                np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (count,)})
             partial.rename(target)
             target.with_suffix(".json").write_text(json.dumps(facts | {"tokens": count}, indent=1) + "\n")
     return read_array(target)

@@ -202,11 +202,18 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
     except StopIteration:
         rule = "data() has a batch for every step"
         raise UserFileError(f"{user_file.path}: {rule}, met its end at step {step}") from None
-    except UserError:
-        raise
+    except UserError as error:
+        raise find_cause(error) from error
     except Exception as error:
         line = find_own_line(error, user_file.path)
         raise UserFileError(f"{line}: data() at step {step}: {format_error(error)}") from error
+
+
+def find_cause(error: UserError) -> UserError:
+    """Return an error as it was raised in a worker of a loader, which torch wraps into its traceback."""
+    text = str(error).strip()
+    is_of_worker = "\nOriginal Traceback" in text
+    return type(error)(text.splitlines()[-1].partition(": ")[2]) if is_of_worker else error
 
 
 def evaluate_step(

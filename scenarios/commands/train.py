@@ -154,7 +154,7 @@ def train(
         resume=resume,
         device=device,
     )
-    if hf is not None:
+    if corpora is not None:
         from meshwise.executor.user_training.pretrained import prepare_job
 
         job = prepare_job(job, *corpora, sequence, target)
@@ -218,8 +218,10 @@ def _find_source(
     evaluation: tuple[Names, Names],
     sequence: int | None,
     dtype: str | None,
-) -> "tuple[Path, tuple[Corpus, ...]]":
+) -> "tuple[Path, tuple[Corpus, Corpus] | None]":
     """Return what is trained, the user's file or the folder of a model of transformers, and the files of the latter.
+
+    Those are of training, and of evaluation.
 
     Parameters
     ----------
@@ -237,7 +239,7 @@ def _find_source(
         path = Path(files[0])
         if path.suffix != ".py" or not path.is_file():
             raise ValueError(f"{files[0]}: a Python file that has model() and data(), met no such file")
-        return path.resolve(), ()
+        return path.resolve(), None
     if not any(training):
         raise ValueError("--hf: a model is trained on --text FILES or --tokens FILES, met none")
     if all(training) or all(evaluation):
