@@ -37,6 +37,10 @@ class TrainJob:
         Steps between evaluations; 0 for one at the end only, -1 for none.
     resume
         Whether the run goes on from the newest checkpoint of its folder.
+    source
+        The absolute path of a checkpoint of a script of torch that the run begins with.
+    weights
+        The form in which the weights are exported at the end, ``safetensors`` or ``dcp``.
     is_trial
         Whether the run is compared with another and then forgotten.
     without_dropout
@@ -61,6 +65,8 @@ class TrainJob:
     checkpoint_every: int = 0
     evaluate_every: int = 0
     resume: bool = False
+    source: str | None = None
+    weights: str = "safetensors"
     is_trial: bool = False
     without_dropout: bool = False
     tokens: str | None = None

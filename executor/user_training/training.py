@@ -93,6 +93,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     facts: dict[str, Any] = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
     checkpoints = folder / CHECKPOINTS
     first_step = step.load(checkpoints) if job.resume else 0
+    if job.source is not None and not job.resume:
+        step.start_from(job.source)
     if first_step >= job.steps:
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
@@ -129,9 +131,11 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             metrics.flush()
             if _is_due(job.checkpoint_every, number, is_last=is_last) or is_asked:
                 heartbeat.beat("checkpoint")
-                step.save(checkpoints)
+                step.save(checkpoints, in_background=not is_asked)
+            step.writer.look()
     heartbeat.beat("checkpoint")
-    step.export(folder / WEIGHTS, is_plain=job.is_trial)
+    step.export(folder / WEIGHTS, is_plain=job.is_trial, format=job.weights)
+    step.finish_saving()
     if rank == 0 and user_file.save_beside is not None and not job.is_trial:
         user_file.save_beside(folder / WEIGHTS)
     memory = accelerator.read_memory()

@@ -101,6 +101,18 @@ def train(
     tensorboard: Annotated[bool, typer.Option(help="Write figures for TensorBoard into --out too.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in --out, under any plan.")] = False,
     replace: Annotated[bool, typer.Option(help="Remove the checkpoints of an earlier run in --out.")] = False,
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with the model and optimizer of a script of your own, a folder of "
+            "torch.distributed.checkpoint with the names of get_state_dict.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="Form of the weights at the end: safetensors, or dcp, with the optimizer, for a script."),
+    ] = "safetensors",
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
     calibrate: Annotated[
         bool, typer.Option(help="Measure the module for some seconds beforehand, from which steps are predicted.")
@@ -135,6 +147,7 @@ def train(
     )
     if resume and replace:
         raise ValueError("--resume goes on from checkpoints that --replace removes, met both; nearest: --resume")
+    _check_states(from_checkpoint, weights, resume=resume)
     if rendezvous is None:
         check_device(device)
     layout = _read_layout(plan, None if rendezvous else processes, device)
@@ -152,6 +165,8 @@ def train(
         checkpoint_every=checkpoint_every,
         evaluate_every=evaluate_every,
         resume=resume,
+        source=None if from_checkpoint is None else str(Path(from_checkpoint).resolve()),
+        weights=weights,
         device=device,
     )
     if corpora is not None:
@@ -251,6 +266,19 @@ def _find_source(
     texts, tokens = ([*names, *files] if names else [] for names in training)
     evaluation_texts, evaluation_tokens = (names or [] for names in evaluation)
     return find_folder(hf), (Corpus(texts, tokens, dtype), Corpus(evaluation_texts, evaluation_tokens, dtype))
+
+
+def _check_states(source: str | None, weights: str, *, resume: bool) -> None:
+    """Raise ``ValueError`` where a run cannot begin from a checkpoint, or export the form of weights."""
+    from meshwise.executor.modules.states import FORMATS, require_foreign
+
+    if weights not in FORMATS:
+        raise ValueError(f"--weights: {' or '.join(FORMATS)}, met {weights}; nearest: safetensors")
+    if source is None:
+        return
+    if resume:
+        raise ValueError("--from-checkpoint begins a run and --resume goes on with one, met both; nearest: --resume")
+    require_foreign(Path(source))
 
 
 def _read_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout | None":
