@@ -163,8 +163,14 @@ class CutStep:
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
         with make_whole(self.module, self._any_stage, self._trained[0]):
-            options = {"writer": self.writer, "in_background": in_background}
-            return save_states(Path(folder), self.module, *self._trained, self.step_number, **options)
+            return save_states(
+                Path(folder),
+                self.module,
+                *self._trained,
+                self.step_number,
+                writer=self.writer,
+                in_background=in_background,
+            )
 
     def finish_saving(self) -> None:
         """Return when checkpoints are written; `CheckpointError` where one could not be."""

@@ -201,12 +201,19 @@ class TrainingStep:
         Parameters
         ----------
         in_background
-            Whether the step goes on once states are copied to host memory; `finish_saving` waits until they are written.
+            Whether steps go on once states are copied to host memory; `finish_saving` waits until they are written.
         """
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        options = {"writer": self.writer, "in_background": in_background}
-        return save_states(Path(folder), self.module, *self._trained, self.step_number, self._form, **options)
+        return save_states(
+            Path(folder),
+            self.module,
+            *self._trained,
+            self.step_number,
+            self._form,
+            writer=self.writer,
+            in_background=in_background,
+        )
 
     def finish_saving(self) -> None:
         """Return when checkpoints are written; `CheckpointError` where one could not be."""

@@ -27,7 +27,7 @@ class HostCopies:
         """Return copies of states, which are in dicts by name; those of an earlier call are overwritten."""
         with torch.no_grad():
             self._copies = _copy_states(states, self._copies)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         return self._copies
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 
 from meshwise.executor.saving.names import STATE
@@ -27,7 +27,7 @@ def nest_states(states: Mapping[str, Any], groups: Groups) -> dict[str, Any]:
     return {"state": nested, "param_groups": groups}
 
 
-def list_groups(optimizer: Optimizer, names: Mapping[Tensor, str]) -> Groups:
+def list_groups(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Groups:
     """Return the groups of an optimizer with the names of the parameters of all ranks, each of which may have others.
 
     Parameters

@@ -1,7 +1,7 @@
 """A folder of states that all ranks write together, and that has its name only when all of it is on the disk.
 
 Files are written into ``NAME.partial``: every rank's part, by torch's distributed checkpoint, and small files of the
-first rank. Then each rank reads its part again for its SHA-256; the first one writes all of them and renames the folder.
+first rank. Then each rank reads its part again for its SHA-256; the first one writes these and renames the folder.
 """
 
 import os
