@@ -1,9 +1,9 @@
 """How long a step waits for a checkpoint that is written at once, and for one that is written beside the steps.
 
 Run ``python -m tests.studies.checkpoint_pause OUT.json [MEGABYTES] [ROUNDS] [RANKS]``; by default a module has 100 MB
-of parameters and moments of AdamW, in 8 rounds of the two kinds by turns A B B A, and one rank. A pause is the time until
-``step.save`` returns. Before each one what is under way is written, and a step is made; the first two of each kind are
-left out. Steps beside which a checkpoint is written are timed too.
+of parameters and moments of AdamW, in 8 rounds of the two kinds by turns A B B A, and one rank. A pause is the time
+until ``step.save`` returns. Before each one what is under way is written, and a step is made; the first two of each
+kind are left out. Steps beside which a checkpoint is written are timed too.
 """
 
 import json

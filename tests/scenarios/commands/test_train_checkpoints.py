@@ -1,4 +1,4 @@
-"""``meshwise train`` from a checkpoint of a script of torch, and to one, and how a checkpoint that cannot be written ends it."""
+"""``meshwise train`` from a checkpoint of a script of torch and to one, and a checkpoint that cannot be written."""
 
 import json
 from pathlib import Path
