@@ -49,7 +49,8 @@ def list_groups(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Grou
 def join_groups(ranks: Sequence[Groups]) -> Groups:
     """Return the groups of all ranks, each with the parameters of every rank.
 
-    Ranks that have groups of other numbers, as of layers of their own, add theirs by their options.
+    Groups of equal options in the same place are one. Where ranks have other numbers of them, as of layers of their own,
+    their options alone tell.
 
     >>> join_groups([[{"lr": 1, "params": ["a"]}], [{"lr": 1, "params": ["b", "a"]}]])
     [{'lr': 1, 'params': ['a', 'b']}]
@@ -61,6 +62,7 @@ def join_groups(ranks: Sequence[Groups]) -> Groups:
     for groups in ranks:
         for place, group in enumerate(groups):
             options = {key: value for key, value in group.items() if key != PARAMETERS}
-            entry = joint.setdefault(place if has_equal_counts else repr(options), options | {PARAMETERS: []})
+            key = place if has_equal_counts else None, repr(options)
+            entry = joint.setdefault(key, options | {PARAMETERS: []})
             entry[PARAMETERS] += [name for name in group[PARAMETERS] if name not in entry[PARAMETERS]]
     return list(joint.values())

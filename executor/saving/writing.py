@@ -37,7 +37,7 @@ def write_folder(
     group
         The ranks that write; by default all.
     sweeps
-        Whether what killed runs left half-written beside the folder is removed.
+        Whether checkpoints that killed runs left half-written beside the folder are removed.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def write_folder(
     partial = target.with_name(target.name + PARTIAL)
 
     def begin() -> None:
-        for stale_folder in target.parent.glob(f"*{PARTIAL}") if sweeps else (partial,):
+        for stale_folder in target.parent.glob(f"step-*{PARTIAL}") if sweeps else (partial,):
             shutil.rmtree(stale_folder, ignore_errors=True)
         partial.mkdir(parents=True)
 

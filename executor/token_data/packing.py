@@ -6,7 +6,7 @@ The stream of texts is made once, and kept in a file that all ranks map into mem
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +84,23 @@ def write_tokens(target: Path, pieces: Iterable[Numbers | Sequence[int]], facts:
             with partial.open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (0,)})
                 for piece in pieces:
-                    file.write(np.asarray(piece, DTYPE).tobytes())
+                    file.write(_to_numbers(piece, facts).tobytes())
                     count += len(piece)
                 file.seek(0)  # NumPy leaves room for any number
                 np.lib.format.write_array_header_1_0(file, _HEADER | {"shape": (count,)})
             partial.rename(target)
             target.with_suffix(".json").write_text(json.dumps(facts | {"tokens": count}, indent=1) + "\n")
     return read_array(target)
+
+
+def _to_numbers(piece: Numbers | Sequence[int], facts: Mapping[str, Any]) -> Numbers:
+    """Return tokens as they are written; `TokenError` where one is below 0 or needs more bytes."""
+    numbers = np.asarray(piece, np.int64)
+    most = np.iinfo(DTYPE).max
+    strange = numbers[(numbers < 0) | (numbers > most)]
+    if len(strange):
+        raise TokenError(f"{facts.get('table', 'a tokenizer')}: tokens are 0 to {most}, met {strange[0]}")
+    return numbers.astype(DTYPE)
 
 
 def read_array(path: Path) -> TokenPart:
