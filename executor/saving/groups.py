@@ -49,8 +49,8 @@ def list_groups(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> Grou
 def join_groups(ranks: Sequence[Groups]) -> Groups:
     """Return the groups of all ranks, each with the parameters of every rank.
 
-    Groups of equal options in the same place are one. Where ranks have other numbers of them, as of layers of their own,
-    their options alone tell.
+    Groups of equal options in the same place are one. Where ranks have other numbers of them, as of layers of their
+    own, their options alone tell.
 
     >>> join_groups([[{"lr": 1, "params": ["a"]}], [{"lr": 1, "params": ["b", "a"]}]])
     [{'lr': 1, 'params': ['a', 'b']}]
