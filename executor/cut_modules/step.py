@@ -56,11 +56,22 @@ from meshwise.executor.modules.losses import (
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, build_scheduler
 from meshwise.executor.modules.quiet import KeepDouble, keep_quiet, run_without_gradients, turn_to_double
 from meshwise.executor.modules.sharding import DTYPES, count_ranks, find_rank
-from meshwise.executor.modules.states import export_weights, find_newest, load_states, read_step, save_states
+from meshwise.executor.modules.states import (
+    SAFETENSORS,
+    export_states,
+    export_weights,
+    find_newest,
+    is_distributed,
+    load_states,
+    read_step,
+    require_foreign,
+    save_states,
+)
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.executor.operators.trainer import build_device_mesh
+from meshwise.executor.saving.background import BackgroundWriter
 
 SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps apart."""
@@ -115,6 +126,7 @@ class CutStep:
         self._structure: nn.Module | None = None
         self._stages: dict[str, LocalStage] = {}
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
+        self.writer = BackgroundWriter()
         self._checkpoint: Path | None = None
 
     def __call__(self, batch: Any) -> float:
@@ -147,25 +159,49 @@ class CutStep:
         """Return the loss of a step on a global batch, of which this rank takes its part."""
         return self(split_evenly(batch, self.layout.data, "data ranks")[self.layout.find_data_part(self.rank)])
 
-    def save(self, folder: str | Path) -> Path:
-        """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
+    def save(self, folder: str | Path, *, in_background: bool = False) -> Path:
+        """Write a checkpoint as `TrainingStep.save` does, and return its folder."""
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
         with make_whole(self.module, self._any_stage, self._trained[0]):
-            return save_states(Path(folder), self.module, *self._trained, self.step_number)
+            return save_states(
+                Path(folder),
+                self.module,
+                *self._trained,
+                self.step_number,
+                writer=self.writer,
+                in_background=in_background,
+            )
+
+    def finish_saving(self) -> None:
+        """Return when checkpoints are written; `CheckpointError` where one could not be."""
+        self.writer.finish()
 
     def load(self, folder: str | Path) -> int:
         """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
+        self.writer.finish()
         self._checkpoint = find_newest(Path(folder))
         self.step_number = read_step(self._checkpoint)
         if self._trained is not None:
             self._load(*self._trained)
         return self.step_number
 
-    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
+    def start_from(self, folder: str | Path) -> None:
+        """Begin with the states that a script of torch wrote, as `TrainingStep.start_from` does."""
+        require_foreign(Path(folder))
+        self._checkpoint = Path(folder)
+        if self._trained is not None:
+            self._load(*self._trained)
+
+    def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""
         if self._checkpoint is not None and self._trained is None:
             raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if is_distributed(format):
+            if self._trained is None:
+                raise ValueError("states of the optimizer are there after at least one step, met none")
+            with make_whole(self.module, self._any_stage, self._trained[0]):
+                return export_states(Path(folder), self.module, *self._trained)
         with self._whole_parameters():
             return export_weights(Path(folder), self.module, is_plain=is_plain)
 

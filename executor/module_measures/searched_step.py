@@ -19,7 +19,14 @@ from meshwise.executor.modules.losses import LossFunction
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, require_no_states
 from meshwise.executor.modules.quiet import keep_draws
 from meshwise.executor.modules.sharding import DTYPES, count_ranks, find_rank
-from meshwise.executor.modules.states import export_weights, find_newest, read_step
+from meshwise.executor.modules.states import (
+    SAFETENSORS,
+    export_weights,
+    find_newest,
+    is_distributed,
+    read_step,
+    require_foreign,
+)
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.stages.parallelize import make_step
@@ -89,6 +96,7 @@ class SearchedStep:
         self._options: dict[str, Any] = {"scheduler": scheduler, "max_norm": max_norm, "seed": seed}
         self._step: TrainingStep | CutStep | None = None
         self._checkpoint: Path | None = None
+        self._foreign: Path | None = None
 
     def __call__(self, batch: Any) -> float:
         """Return the loss of the global batch, of which ``batch`` are this rank's samples, and step the optimizer."""
@@ -130,11 +138,16 @@ class SearchedStep:
         """The optimizer's states by parameter; none before the first step."""
         return {} if self._step is None else dict(self._step.states_by_parameter)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
+    def save(self, folder: str | Path, *, in_background: bool = False) -> Path:
+        """Write a checkpoint as `TrainingStep.save` does, and return its folder."""
         if self._step is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        return self._step.save(folder)
+        return self._step.save(folder, in_background=in_background)
+
+    def finish_saving(self) -> None:
+        """Return when checkpoints are written, as `TrainingStep.finish_saving` does."""
+        if self._step is not None:
+            self._step.finish_saving()
 
     def load(self, folder: str | Path) -> int:
         """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
@@ -143,11 +156,20 @@ class SearchedStep:
         self._checkpoint = find_newest(Path(folder))  # it is read into the parts that the layout makes
         return read_step(self._checkpoint)
 
-    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
+    def start_from(self, folder: str | Path) -> None:
+        """Begin with the states that a script of torch wrote, as `TrainingStep.start_from` does."""
+        require_foreign(Path(folder))
+        if self._step is not None:
+            self._step.start_from(folder)
+        self._foreign = Path(folder)
+
+    def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""
         if self._step is None:
+            if is_distributed(format):
+                raise ValueError("states of the optimizer are there after at least one step, met none")
             return export_weights(Path(folder), self.module, is_plain=is_plain)
-        return self._step.export(folder, is_plain=is_plain)
+        return self._step.export(folder, is_plain=is_plain, format=format)
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
@@ -172,6 +194,8 @@ class SearchedStep:
             self.module = self._step.module
             if self._checkpoint is not None:
                 self._step.load(self._checkpoint.parent)
+            elif self._foreign is not None:
+                self._step.start_from(self._foreign)
         return self._step
 
     def _plan(self, batch: Any, *, is_global: bool) -> Planned:

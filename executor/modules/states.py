@@ -1,21 +1,21 @@
 """Checkpoints of a user's module: sharded files of torch's distributed checkpoint, which any number of ranks reads.
 
-A folder has one folder a checkpoint, named after the steps that were done. It is written under another name and renamed
-once every rank has written its part, so that a folder of that name is whole.
+A folder has one folder a checkpoint, named after the steps that were done, and whole once it has that name
+(`meshwise.executor.saving.writing`). A run may also begin from a checkpoint of a script of torch, or write one for it.
 """
 
+import io
 import json
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -33,17 +32,30 @@ from meshwise.executor.modules.calls import is_of_transformers
 from meshwise.executor.modules.sharding import count_ranks, find_rank, unwrap
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.recording.weight_files import find_aliases, list_weight_files, write_weights
+from meshwise.executor.saving.background import BackgroundWriter
+from meshwise.executor.saving.digests import find_damage
+from meshwise.executor.saving.groups import list_groups, nest_states
+from meshwise.executor.saving.names import STATE, find_scheduler, match_names
+from meshwise.executor.saving.writing import METADATA, write_folder
 
 _NAME = re.compile(r"step-(\d{8})")
-_PARTIAL = ".partial"
+SAFETENSORS, DCP = FORMATS = "safetensors", "dcp"
+"""Forms in which states are exported: whole weights, or sharded states of torch's distributed checkpoint."""
 _FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
-VERSION = 2
+VERSION = 3
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
 
 class StatesError(UserError):
     """A checkpoint that is not there, or that a module cannot go on from."""
+
+
+def is_distributed(format: str) -> bool:
+    """Return whether an export has the form of torch's distributed checkpoint; `StatesError` for unknown forms."""
+    if format not in FORMATS:
+        raise StatesError(f"states are exported as {' or '.join(FORMATS)}, met {format}; nearest: {SAFETENSORS}")
+    return format == DCP
 
 
 class StateForm(Protocol):
@@ -64,13 +76,19 @@ def _map_states(function: Callable[..., Tensor], states: dict[str, Any], *others
     result = dict(states)
     for key, state in states.items():
         if isinstance(state, Tensor):
-            name = key.removeprefix(_STATE).rpartition(".")[0] if key.startswith(_STATE) else key
+            name = key.removeprefix(STATE).rpartition(".")[0] if key.startswith(STATE) else key
             result[key] = function(name, state, *(other[key] for other in others))
     return result
 
 
-_STATE = "state."
-"""How names of states of the optimizer begin, before those of their parameters."""
+def _read_states(
+    module: nn.Module, optimizer: Optimizer, form: StateForm | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the states of module and optimizer by name, whole where a form makes them so."""
+    model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
+    if form is not None:
+        return _map_states(form.gather, model_states), _map_states(form.gather, optimizer_states)
+    return model_states, optimizer_states
 
 
 def save_states(
@@ -80,28 +98,52 @@ def save_states(
     scheduler: LRScheduler | None,
     step: int,
     form: StateForm | None = None,
+    *,
+    writer: BackgroundWriter,
+    in_background: bool = False,
 ) -> Path:
-    """Write a checkpoint into a folder from all ranks, and return its own folder."""
+    """Write a checkpoint into a folder from all ranks, and return its own folder.
+
+    Parameters
+    ----------
+    in_background
+        Whether it is written beside the next steps, and whole once ``writer`` has finished.
+    """
     target = folder / f"step-{step:08d}"
-    partial = target.with_name(target.name + _PARTIAL)
-    model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
-    if form is not None:
-        model_states = _map_states(form.gather, model_states)
-        optimizer_states = _map_states(form.gather, optimizer_states)
-    if find_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    _wait()
+    model_states, optimizer_states = _read_states(module, optimizer, form)
+    files = {_FACTS: json.dumps({"version": VERSION, "step": step}).encode()}
+    if scheduler is not None:
+        content = io.BytesIO()
+        torch.save(scheduler.state_dict(), content)
+        files[_SCHEDULER] = content.getvalue()
     states = {"module": model_states, "optimizer": optimizer_states}
-    save(states, checkpoint_id=partial, no_dist=count_ranks() == 1)
-    if find_rank() == 0:
-        (partial / _FACTS).write_text(json.dumps({"version": VERSION, "step": step}))
-        if scheduler is not None:
-            torch.save(scheduler.state_dict(), partial / _SCHEDULER)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    _wait()
+    writer.write(target, states, files, in_background=in_background)
     return target
+
+
+def export_states(
+    folder: Path,
+    module: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    form: StateForm | None = None,
+) -> Path:
+    """Write states as a script of torch has them, which saves ``{"model": ..., "optimizer": ...}`` of `get_state_dict`.
+
+    A schedule is ``scheduler`` beside them. Returns the folder.
+    """
+    model_states, optimizer_states = _read_states(module, optimizer, form)
+    names = {parameter: _find_name(module, name) for name, parameter in module.named_parameters()}
+    states = {"model": model_states, "optimizer": nest_states(optimizer_states, list_groups(optimizer, names))}
+    if scheduler is not None:
+        states["scheduler"] = scheduler.state_dict()
+    write_folder(folder, states, {})
+    return folder
+
+
+def _find_name(module: nn.Module, name: str) -> str:
+    """Return the name of a parameter without what wraps the module."""
+    return name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name
 
 
 def list_checkpoints(folder: Path) -> list[str]:
@@ -128,6 +170,27 @@ def read_step(checkpoint: Path) -> int:
         raise StatesError(f"{checkpoint}: the checkpoint cannot be read: {error}") from error
 
 
+def require_foreign(checkpoint: Path) -> None:
+    """Raise `StatesError` unless a folder has a checkpoint as scripts of torch write them."""
+    if not (checkpoint / METADATA).is_file():
+        rule = "a folder that torch.distributed.checkpoint.save wrote has .metadata"
+        raise StatesError(f"{checkpoint}: {rule}, met none{_suggest(checkpoint)}")
+
+
+def _suggest(folder: Path) -> str:
+    found = sorted(path.parent for path in folder.glob(f"*/{METADATA}"))
+    return f"; nearest: {found[-1]}" if found else ""
+
+
+def _require_whole(checkpoint: Path) -> None:
+    """Raise `StatesError` on all ranks where a file is not as it was written."""
+    damage = find_damage(checkpoint)
+    if damage:
+        others = [name for name in list_checkpoints(checkpoint.parent) if name < checkpoint.name]
+        nearest = f"; nearest: {others[-1]}, once {checkpoint.name} is removed" if others else ""
+        raise StatesError(f"{damage}{nearest}")
+
+
 def load_states(
     checkpoint: Path,
     module: nn.Module,
@@ -135,32 +198,83 @@ def load_states(
     scheduler: LRScheduler | None,
     form: StateForm | None = None,
 ) -> None:
-    """Read a checkpoint into module, optimizer and scheduler; `StatesError` where it is another module's."""
+    """Read a checkpoint into module, optimizer and scheduler; `StatesError` where it is another module's.
+
+    Of a script of torch, options of the optimizer's groups are not read, except for the learning rate of a schedule.
+    """
+    is_own = (checkpoint / _FACTS).exists()
+    if is_own:
+        _require_whole(checkpoint)
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
     own_states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
     states = own_states
     if form is not None:
         states = {key: _map_states(form.make_room, part) for key, part in own_states.items()}
-    try:
-        planner = DefaultLoadPlanner(allow_partial_load=True)  # parameters without a gradient so far have no states
-        load(states, checkpoint_id=checkpoint, planner=planner, no_dist=count_ranks() == 1)
+    with _tell_reason(checkpoint):
         known_names = set(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
-    except (RuntimeError, ValueError, OSError, KeyError, CheckpointException) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
+    keys = (
+        {part: {name: f"{part}.{name}" for name in states[part]} for part in states}
+        if is_own
+        else match_names(checkpoint, states["module"], states["optimizer"], known_names)
+    )
+    missing_names = [name for name, key in keys["module"].items() if key not in known_names]
+    if missing_names:
+        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met none of {missing_names[0]}")
+    # parameters without a gradient so far have no states
+    wanted = {key: states[part][name] for part in keys for name, key in keys[part].items() if key in known_names}
+    with _tell_reason(checkpoint):
+        load(wanted, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+    for part in keys:
+        states[part] |= {name: wanted[key] for name, key in keys[part].items() if key in wanted}
     if form is not None:
         states = {key: _map_states(form.cut, part, own_states[key]) for key, part in states.items()}
     new_states = {"model_state_dict": states["module"], "optim_state_dict": states["optimizer"]}
     set_state_dict(module, optimizer, **new_states, options=_OPTIONS)
+    stepped_names = {
+        name.removeprefix(STATE).rpartition(".")[0]
+        for name, key in keys["optimizer"].items()
+        if name.startswith(STATE) and key in known_names
+    }
     for name, parameter in module.named_parameters():
-        plain_name = name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name
-        if not any(known_name.startswith(f"optimizer.state.{plain_name}.") for known_name in known_names):
+        if _find_name(module, name) not in stepped_names:
             optimizer.state.pop(parameter, None)
+    if scheduler is None:
+        return
+    if not is_own:
+        _load_foreign_scheduler(checkpoint, scheduler, optimizer, known_names)
+        return
     scheduler_file = checkpoint / _SCHEDULER
-    if scheduler is not None:
-        if not scheduler_file.exists():
-            raise StatesError(f"{checkpoint}: a run with a schedule goes on from a run with one, met none")
-        scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
+    if not scheduler_file.exists():
+        raise StatesError(f"{checkpoint}: a run with a schedule goes on from a run with one, met none")
+    scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
+
+
+def _load_foreign_scheduler(
+    checkpoint: Path, scheduler: LRScheduler, optimizer: Optimizer, known_names: set[str]
+) -> None:
+    """Have a schedule go on from that of a script of torch, if it saved one; else it begins."""
+    own_state = scheduler.state_dict()
+    keys = find_scheduler(checkpoint, own_state, known_names)
+    if not keys:
+        return
+    wanted = {key: own_state[name] for name, key in keys.items()}
+    with _tell_reason(checkpoint):
+        load(wanted, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+    scheduler.load_state_dict({name: wanted[key] for name, key in keys.items()})
+    for group, rate, first_rate in zip(
+        optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=True
+    ):
+        group["lr"], group["initial_lr"] = rate, first_rate
+
+
+@contextmanager
+def _tell_reason(checkpoint: Path) -> Iterator[None]:
+    """Raise what torch raises as a `StatesError`."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError, KeyError, EOFError, UnpicklingError, CheckpointException) as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met {reason[:300]}") from error
 
 
 def export_weights(folder: Path, module: nn.Module, *, is_plain: bool = False) -> Path | None:
@@ -195,9 +309,3 @@ def write_module(
         stale_file.unlink()
     own_module.save_pretrained(folder, state_dict=weights)
     return list_weight_files(folder)[-1]
-
-
-def _wait() -> None:
-    """Return when all ranks have come here."""
-    if dist.is_initialized():
-        dist.barrier()

@@ -57,11 +57,15 @@ from meshwise.executor.modules.sharding import (
     unwrap,
 )
 from meshwise.executor.modules.states import (
+    SAFETENSORS,
     StateForm,
+    export_states,
     export_weights,
     find_newest,
+    is_distributed,
     load_states,
     read_step,
+    require_foreign,
     save_states,
 )
 from meshwise.executor.modules.unused import UnusedParameters
@@ -69,6 +73,7 @@ from meshwise.executor.parallel.module_offload import BlockOffload, HostStates
 from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.tensors import to_whole
+from meshwise.executor.saving.background import BackgroundWriter
 from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
 from meshwise.executor.starting.first_values import FirstValues
 from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
@@ -145,6 +150,7 @@ class TrainingStep:
         self.learning_rate = 0.0
         self._factories = optimizer, scheduler
         self._trained: tuple[Optimizer, LRScheduler | None] | None = None
+        self.writer = BackgroundWriter()
         self._checkpoint: Path | None = None
         self._form: StateForm | None = None
         self._unused: UnusedParameters | None = None
@@ -197,31 +203,71 @@ class TrainingStep:
         """The optimizer's states, of every parameter that has some."""
         return {} if self._trained is None else dict(self._trained[0].state)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step."""
+    def save(self, folder: str | Path, *, in_background: bool = False) -> Path:
+        """Write module, optimizer and scheduler into a folder from all ranks; return the folder of this step.
+
+        Parameters
+        ----------
+        in_background
+            Whether steps go on once states are copied to host memory; `finish_saving` waits until they are written.
+        """
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        return save_states(Path(folder), self.module, *self._trained, self.step_number, self._form)
+        return save_states(
+            Path(folder),
+            self.module,
+            *self._trained,
+            self.step_number,
+            self._form,
+            writer=self.writer,
+            in_background=in_background,
+        )
+
+    def finish_saving(self) -> None:
+        """Return when checkpoints are written; `CheckpointError` where one could not be."""
+        self.writer.finish()
 
     def load(self, folder: str | Path) -> int:
         """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
+        self.writer.finish()
         self._checkpoint = find_newest(Path(folder))
         self.step_number = read_step(self._checkpoint)
         if self._trained is not None:
             load_states(self._checkpoint, self.module, *self._trained, self._form)
         return self.step_number
 
-    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
+    def start_from(self, folder: str | Path) -> None:
+        """Begin with the states in a folder that a script of torch wrote by ``torch.distributed.checkpoint.save``.
+
+        They have the names of ``get_state_dict``; without states of the optimizer it begins, and so does a schedule.
+        """
+        require_foreign(Path(folder))
+        self._checkpoint = Path(folder)
+        if self._trained is not None:
+            load_states(self._checkpoint, self.module, *self._trained, self._form)
+
+    def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights into a folder as safetensors, from rank 0; return the file, or ``None`` elsewhere.
 
         Parameters
         ----------
         is_plain
             Whether those of a model of transformers have the names of its parameters, as those of other modules do.
+        format
+            ``safetensors``, or ``dcp`` for a folder of torch's distributed checkpoint, which all ranks write, with the
+            states of the optimizer: ``{"model": ..., "optimizer": ...}`` of ``get_state_dict``.
         """
         if self._checkpoint is not None and self._trained is None:
             raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if is_distributed(format):
+            return self._export_states(Path(folder))
         return export_weights(Path(folder), self.module, is_plain=is_plain)
+
+    def _export_states(self, folder: Path) -> Path:
+        """Write the states of module and optimizer into a folder of torch's distributed checkpoint."""
+        if self._trained is None:
+            raise ValueError("states of the optimizer are there after at least one step, met none")
+        return export_states(folder, self.module, *self._trained, self._form)
 
     def _run_passes(self, microbatches: Sequence[Any], step_loss: StepLoss, num_items: Tensor | None) -> None:
         """Run forward and backward of all microbatches, and add up their losses."""

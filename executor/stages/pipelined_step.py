@@ -26,7 +26,7 @@ from meshwise.executor.modules.evaluation import EvaluateFunction
 from meshwise.executor.modules.losses import LossError, LossKind, StepLoss, WeightedLoss, list_batch_norms
 from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES, average_scalars
-from meshwise.executor.modules.states import write_module
+from meshwise.executor.modules.states import SAFETENSORS, is_distributed, write_module
 from meshwise.executor.modules.step import CLIP_EPSILON, TrainingStep
 from meshwise.executor.parallel.module_offload import BlockOffload
 from meshwise.executor.recording.private_torch import QuietStage, build_runtime, list_turns
@@ -309,8 +309,10 @@ class PipelinedStep(TrainingStep):
             for parameter in parameters.values():
                 parameter.grad = None
 
-    def export(self, folder: str | Path, *, is_plain: bool = False) -> Path | None:
-        """Write the whole weights, gathered from all stages, from rank 0; ``None`` on other ranks."""
+    def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
+        """Write the whole weights, gathered from all stages, as `TrainingStep.export` does."""
+        if is_distributed(format):
+            return self._export_states(Path(folder))
         weights = self._gather_weights()
         if self.rank:
             return None

@@ -2,10 +2,13 @@
 
 A dataset with a length is drawn anew in every epoch, in an order from the seed; every rank reads its own samples of a
 step only. Batches that a user's iterable makes are those of all ranks, of which each takes its part; an iterable of
-``data(rank, world)`` makes those of the rank.
+``data(rank, world)`` makes those of the rank. An `IterableDataset` makes samples.
+
+Datasets of the library ``datasets`` are used as torch's, though they are none.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from itertools import chain, islice
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from meshwise.executor.modules.batches import BatchError, count_samples, split_evenly
+from meshwise.executor.modules.batches import BatchError, count_samples, list_tensors, split_evenly
 from meshwise.executor.user_training.user_file import UserFileError
 
 
@@ -72,6 +75,42 @@ class StepSampler:
         return order
 
 
+def is_of_datasets(data: Any) -> bool:
+    """Return whether data are of the library ``datasets``, which are no datasets of torch by their class."""
+    return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(data).__mro__)
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether a dataset has samples in an order of its own."""
+    return isinstance(data, IterableDataset) or (is_of_datasets(data) and not hasattr(data, "__len__"))
+
+
+def has_samples(data: Any) -> bool:
+    """Return whether data have samples by number."""
+    return (isinstance(data, Dataset) or is_of_datasets(data)) and not is_stream(data)
+
+
+def collate_rows(rows: list[Any]) -> Any:
+    """Return a batch of rows of ``datasets``, in which lists of numbers are tensors.
+
+    >>> collate_rows([{"tokens": [1, 2], "name": "a"}, {"tokens": [3, 4], "name": "b"}])["tokens"].tolist()
+    [[1, 2], [3, 4]]
+    """
+    return default_collate([_to_tensors(row) for row in rows])
+
+
+def _to_tensors(row: Any) -> Any:
+    if isinstance(row, Mapping):
+        return {key: _to_tensors(value) for key, value in row.items()}
+    is_numbers = isinstance(row, list) and row and not isinstance(row[0], str | Mapping | torch.Tensor)
+    return torch.tensor(row) if is_numbers else row
+
+
+def find_collate(dataset: Any, collate: Any = default_collate) -> Any:
+    """Return what makes batches of a dataset: torch's own function would take apart the lists of ``datasets``."""
+    return collate_rows if is_of_datasets(dataset) and collate is default_collate else collate
+
+
 def iterate_batches(
     data: Any, *, is_own: bool, batch: int | None, rank: int, num_ranks: int, seed: int, first_step: int
 ) -> Iterator[Any]:
@@ -80,7 +119,7 @@ def iterate_batches(
     Parameters
     ----------
     data
-        A dataset with a length, a `DataLoader`, or an iterable of batches.
+        A dataset with a length, a `DataLoader`, an `IterableDataset` of samples, or an iterable of batches.
     is_own
         Whether an iterable makes this rank's batches alone.
     batch
@@ -94,11 +133,13 @@ def iterate_batches(
         Where the samples of a step do not divide among ranks.
     """
     sampler_options = {"seed": seed, "first_step": first_step}
-    has_length = isinstance(data, Dataset | DataLoader) and hasattr(getattr(data, "dataset", data), "__len__")
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    has_numbers = isinstance(data, DataLoader) or has_samples(data)
+    has_length = has_numbers and not is_stream(dataset) and hasattr(dataset, "__len__")
     if has_length and is_own:  # the user has divided the samples himself
         batch = batch // num_ranks if batch is not None else None
         rank, num_ranks = 0, 1
-    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+    if isinstance(data, DataLoader) and not is_stream(dataset):
         require_known_sampler(data)
         sampler = StepSampler(
             len(data.dataset),  # type: ignore[arg-type]
@@ -109,14 +150,15 @@ def iterate_batches(
             **sampler_options,
         )
         return iter(make_loader(data.dataset, sampler, data))
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+    if has_samples(data):
         if not has_length:
             raise UserFileError(f"a dataset has a length, met {type(data).__name__} without; nearest: IterableDataset")
-        num_samples = len(data)  # type: ignore[arg-type]
+        num_samples = len(data)
         sampler = StepSampler(num_samples, find_batch(batch, None), rank, num_ranks, shuffle=True, **sampler_options)
         return iter(make_loader(data, sampler, None))
     if not isinstance(data, Iterable):
         raise UserFileError(f"data() returns a dataset, a DataLoader or an iterable, met {type(data).__name__}")
+    data = open_stream(data, batch // num_ranks if batch is not None and is_own else batch)
     return _iterate_stream(data, is_own=is_own, batch=batch, rank=rank, num_ranks=num_ranks, first_step=first_step)
 
 
@@ -138,19 +180,65 @@ def find_batch(batch: int | None, loader_batch: int | None) -> int:
     return batch or loader_batch or 1
 
 
+class SampleStream:
+    """Batches of an `IterableDataset`, as often as it is gone through.
+
+    Parameters
+    ----------
+    batch
+        Samples of a batch.
+    is_whole
+        Whether the last samples are left out where they are fewer.
+    """
+
+    def __init__(self, samples: Iterable[Any], batch: int, *, is_whole: bool = True) -> None:
+        self.samples, self.batch, self.is_whole = samples, batch, is_whole
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, is_first = iter(self.samples), not is_of_datasets(self.samples)
+        while len(rows := list(islice(iterator, self.batch))) == self.batch or (rows and not self.is_whole):
+            if is_first:
+                self._require_sample(rows[0])
+            is_first = False
+            yield find_collate(self.samples)(rows)
+
+    def _require_sample(self, row: Any) -> None:
+        """Raise `UserFileError` for what may be a batch: iterables of other kinds have batches."""
+        tensors = list_tensors(row)
+        if tensors and all(tensor.dim() and len(tensor) == self.batch for tensor in tensors):
+            raise UserFileError(
+                f"an IterableDataset has samples, of which {self.batch} make a batch, met one with {self.batch} in dim "
+                f"0; nearest: DataLoader(dataset, batch_size=None) if it has batches, else batch_size={self.batch}"
+            )
+
+
+def open_stream(data: Iterable[Any], batch: int | None, *, is_whole: bool = True) -> Iterable[Any]:
+    """Return the batches of an iterable: it has batches, or samples where it is an `IterableDataset`."""
+    if is_stream(data) and (batch is not None or is_of_datasets(data)):
+        return SampleStream(data, find_batch(batch, None), is_whole=is_whole)
+    if isinstance(data, DataLoader):
+        loader = copy(data)
+        loader.collate_fn = find_collate(data.dataset, data.collate_fn)
+        return loader
+    return data
+
+
 def make_loader(dataset: Any, sampler: Iterable[list[int]], loader: DataLoader[Any] | None) -> DataLoader[Any]:
     """Return a loader of one rank's samples, with the workers and the collation of the user's."""
     if loader is None:
-        return DataLoader(dataset, batch_sampler=sampler, collate_fn=default_collate)
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=find_collate(dataset))
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        collate_fn=loader.collate_fn,
+        collate_fn=find_collate(dataset, loader.collate_fn),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         prefetch_factor=loader.prefetch_factor,
         worker_init_fn=loader.worker_init_fn,
         persistent_workers=loader.persistent_workers,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=loader.timeout,
+        generator=loader.generator,
     )
 
 

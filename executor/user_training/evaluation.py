@@ -3,11 +3,17 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from meshwise.executor.modules.batches import count_samples, select_part, select_samples
 from meshwise.executor.modules.evaluation import EvaluationBatch
-from meshwise.executor.user_training.data import find_batch, make_loader, require_known_sampler
+from meshwise.executor.user_training.data import (
+    find_batch,
+    has_samples,
+    make_loader,
+    open_stream,
+    require_known_sampler,
+)
 from meshwise.executor.user_training.user_file import UserFileError
 
 
@@ -50,7 +56,7 @@ def iterate_evaluation(
     """
     loader = data if isinstance(data, DataLoader) else None
     dataset = data.dataset if loader is not None else data
-    if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
+    if has_samples(dataset) and hasattr(dataset, "__len__"):
         if loader is not None:
             require_known_sampler(loader)
         size = find_batch(batch, None if loader is None else getattr(loader.batch_sampler, "batch_size", None))
@@ -65,7 +71,8 @@ def iterate_evaluation(
     if not isinstance(data, Iterable):
         rule = "evaluation_data() returns a dataset, a DataLoader or an iterable"
         raise UserFileError(f"{rule}, met {type(data).__name__}")
-    for item in data:
+    own_batch = max(batch // num_ranks, 1) if batch is not None and is_own else batch
+    for item in open_stream(data, own_batch, is_whole=False):
         part = item if is_own else select_part(item, rank, num_ranks)
         is_counted = count_samples(part) > 0
         yield EvaluationBatch(part if is_counted else select_samples(item, 0, 1), is_counted)

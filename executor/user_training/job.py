@@ -37,12 +37,17 @@ class TrainJob:
         Steps between evaluations; 0 for one at the end only, -1 for none.
     resume
         Whether the run goes on from the newest checkpoint of its folder.
+    source
+        The absolute path of a checkpoint of a script of torch that the run begins with.
+    weights
+        The form in which the weights are exported at the end, ``safetensors`` or ``dcp``.
     is_trial
         Whether the run is compared with another and then forgotten.
     without_dropout
         Whether dropout modules drop nothing, so that runs under two plans can be compared.
     tokens, evaluation_tokens
-        The absolute paths of the files of tokens that a model of transformers is trained and evaluated on.
+        The absolute paths of files that tell where the tokens lie that a model of transformers is trained and
+        evaluated on.
     sequence
         Tokens of a sample of them.
     timeout
@@ -60,6 +65,8 @@ class TrainJob:
     checkpoint_every: int = 0
     evaluate_every: int = 0
     resume: bool = False
+    source: str | None = None
+    weights: str = "safetensors"
     is_trial: bool = False
     without_dropout: bool = False
     tokens: str | None = None

@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from meshwise.executor.capture.capture import format_error
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.starting.construction import DeferredModule, Start, start_module
 from meshwise.executor.starting.stored_values import find_stored_tensors, match_parameters
+from meshwise.executor.token_data.packing import PackedTokens, pack_texts
+from meshwise.executor.token_data.parts import TokenError, TokenPart, TokenStream, read_parts, write_parts
+from meshwise.executor.token_data.reading import CHECKED, Reading, describe_tokenizer, find_tokenise
 from meshwise.executor.user_training.job import TOKENS, TrainJob
-from meshwise.executor.user_training.packing import PackedText, pack_texts
 from meshwise.executor.user_training.user_file import UserFile
 
 SEQUENCE = 512
@@ -98,14 +100,47 @@ def _read_tokenizer(folder: Path) -> Any:
             raise PretrainedError(f"{rule}, met none that loads in {folder}: {_tell(error)}") from error
 
 
+def find_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; ``None`` where it has none that loads."""
+    try:
+        return _read_tokenizer(folder)
+    except PretrainedError:
+        return None
+
+
 def _tell(error: Exception) -> str:
     return " ".join(format_error(error).split())[:300]
 
 
-def prepare_job(
-    job: TrainJob, texts: Sequence[str], evaluation_texts: Sequence[str], sequence: int | None, folder: Path
-) -> TrainJob:
-    """Return a job of a folder's model with the tokens of text files, which are written into the folder of the run.
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What a model is trained or evaluated on.
+
+    Parameters
+    ----------
+    texts, tokens
+        Files of text, which the model's tokenizer makes tokens, or of tokens.
+    dtype
+        Numbers of raw files of tokens.
+    """
+
+    texts: Sequence[str] = ()
+    tokens: Sequence[str] = ()
+    dtype: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no files."""
+        return not self.texts and not self.tokens
+
+    @property
+    def option(self) -> str:
+        """The option that names the files."""
+        return "tokens" if self.tokens else "text"
+
+
+def prepare_job(job: TrainJob, corpus: Corpus, evaluation: Corpus, sequence: int | None, folder: Path) -> TrainJob:
+    """Return a job of a folder's model with tokens; those of text are written into the folder of the run.
 
     Parameters
     ----------
@@ -115,48 +150,67 @@ def prepare_job(
     Raises
     ------
     UserError
-        Where the folder has no such model or tokenizer, or the text is shorter than one step.
+        Where the folder has no such model or tokenizer, or the tokens are fewer than those of one step.
     """
     source, layout = Path(job.file), job.layout
     config = _read_config(source)
     _has_weights(source)
     with torch.device("meta"):  # whether there is such a model is known before ranks start
         _build_model(source, config, has_weights=False)
-    tokenizer = _read_tokenizer(source)
     length = _choose_sequence(config, sequence)
     num_parts = layout.data * layout.num_microbatches
     batch = job.batch or max(BATCH // num_parts, 1) * num_parts
-    tokens = _pack(config, tokenizer, texts, source, folder)
-    _require_samples(tokens, length, batch, "--text: at least one step of")
-    job = replace(job, tokens=str(tokens.resolve()), sequence=length, batch=batch)
-    if not evaluation_texts:
+    target = folder / TOKENS
+    parts = _find_parts(config, corpus, source, target)
+    _require_samples(parts, length, batch, f"--{corpus.option}: at least one step of")
+    write_parts(target / "training.json", parts)
+    job = replace(job, tokens=str((target / "training.json").resolve()), sequence=length, batch=batch)
+    if evaluation.is_empty:
         return job
-    evaluation_tokens = _pack(config, tokenizer, evaluation_texts, source, folder)
-    _require_samples(evaluation_tokens, length, 1, "--evaluation-text: at least")
-    return replace(job, evaluation_tokens=str(evaluation_tokens.resolve()))
+    parts = _find_parts(config, evaluation, source, target)
+    _require_samples(parts, length, 1, f"--evaluation-{evaluation.option}: at least")
+    write_parts(target / "evaluation.json", parts)
+    return replace(job, evaluation_tokens=str((target / "evaluation.json").resolve()))
 
 
-def _pack(config: Any, tokenizer: Any, texts: Sequence[str], source: Path, folder: Path) -> Path:
-    """Return the file of the tokens of texts, which the model has."""
+def _find_parts(config: Any, corpus: Corpus, source: Path, folder: Path) -> list[TokenPart]:
+    """Return where the tokens of files lie, which the model has as far as they are looked at here."""
+    if corpus.tokens:
+        tokenizer = find_tokenizer(source)
+        end = None if tokenizer is None else _find_end(config, tokenizer)
+        tokenise = None if tokenizer is None else find_tokenise(tokenizer)
+        reading = Reading(corpus.dtype, None, tokenise, end, describe_tokenizer(tokenizer), folder)
+        parts = reading.find_parts(Path(name) for name in corpus.tokens)
+    else:
+        tokenizer = _read_tokenizer(source)
+        end = _find_end(config, tokenizer)
+        if end is None:
+            raise PretrainedError(f"--hf: a tokenizer with eos_token, which ends a file, met {source} without")
+        words = f"{type(tokenizer).__name__} {len(tokenizer)} {_read_identity(source)}"
+        texts = [Path(text) for text in corpus.texts]
+        parts = [pack_texts(texts, find_tokenise(tokenizer), end, words, folder)]
+    stream = TokenStream(parts)
+    try:
+        stream.require_range(0, min(len(stream), CHECKED), _count_words(config))
+    except TokenError as error:
+        raise PretrainedError(f"--hf: a model that has the tokens, met {source}: {error}") from error
+    return parts
+
+
+def _find_end(config: Any, tokenizer: Any) -> int | None:
+    """Return the token that ends a text; ``None`` where there is none."""
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else getattr(config, "eos_token_id", None)
-    if not isinstance(end, int):
-        raise PretrainedError(f"--hf: a tokenizer with eos_token, which ends a file, met {source} without")
-
-    def tokenise(text: str) -> Sequence[int]:
-        ids: Sequence[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
-    words = f"{type(tokenizer).__name__} {len(tokenizer)} {_read_identity(source)}"
-    tokens = pack_texts([Path(text) for text in texts], tokenise, end, words, folder / TOKENS)
-    largest, num_words = int(PackedText(tokens, 1).tokens.max()), config.get_text_config().vocab_size
-    if largest >= num_words:
-        raise PretrainedError(f"--hf: tokens are below vocab_size({num_words}) of the model, met {largest} of {source}")
-    return tokens
+    return end if isinstance(end, int) else None
 
 
-def _require_samples(tokens: Path, sequence: int, num_samples: int, rule: str) -> None:
-    """Raise `PretrainedError` where a text has fewer samples."""
-    dataset = PackedText(tokens, sequence)
+def _count_words(config: Any) -> int:
+    count: int = config.get_text_config().vocab_size
+    return count
+
+
+def _require_samples(parts: Sequence[TokenPart], sequence: int, num_samples: int, rule: str) -> None:
+    """Raise `PretrainedError` where tokens make fewer samples."""
+    dataset = PackedTokens(parts, sequence)
     num_tokens = len(dataset.tokens)
     if len(dataset) < num_samples:
         shorter = num_tokens // num_samples
@@ -186,19 +240,17 @@ def _choose_sequence(config: Any, sequence: int | None) -> int:
 def open_pretrained(job: TrainJob) -> UserFile:
     """Return the model and the packed text of a job as what a user's file offers."""
     require_transformers()
-    folder, evaluation_tokens = Path(job.file), job.evaluation_tokens
-    assert job.tokens is not None
-    tokens = Path(job.tokens)
+    folder, num_words = Path(job.file), _count_words(_read_config(Path(job.file)))
 
-    def open_evaluation_text() -> PackedText:
-        assert evaluation_tokens is not None
-        return PackedText(Path(evaluation_tokens), job.sequence)
+    def open_tokens(path: str | None) -> PackedTokens:
+        assert path is not None
+        return PackedTokens(read_parts(Path(path)), job.sequence, vocabulary=num_words)
 
     return UserFile(
         folder,
         lambda: _load_model(folder),
-        lambda: PackedText(tokens, job.sequence),
-        evaluation_data=None if evaluation_tokens is None else open_evaluation_text,
+        lambda: open_tokens(job.tokens),
+        evaluation_data=None if job.evaluation_tokens is None else lambda: open_tokens(job.evaluation_tokens),
         save_beside=lambda target: _save_tokenizer(folder, target),
         start=lambda seed: start_model(folder, seed),
     )
@@ -271,5 +323,7 @@ def _build_model(folder: Path, config: Any, *, has_weights: bool) -> nn.Module:
 
 
 def _save_tokenizer(folder: Path, target: Path) -> None:
-    with _stay_offline():
-        _read_tokenizer(folder).save_pretrained(target)
+    tokenizer = find_tokenizer(folder)
+    if tokenizer is not None:  # files of tokens need none
+        with _stay_offline():
+            tokenizer.save_pretrained(target)

@@ -93,6 +93,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     facts: dict[str, Any] = {"parameters": count_parameters(step.module), "blocks": len(list_blocks(step.module))}
     checkpoints = folder / CHECKPOINTS
     first_step = step.load(checkpoints) if job.resume else 0
+    if job.source is not None and not job.resume:
+        step.start_from(job.source)
     if first_step >= job.steps:
         raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
     heartbeat.beat("data")
@@ -129,9 +131,11 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             metrics.flush()
             if _is_due(job.checkpoint_every, number, is_last=is_last) or is_asked:
                 heartbeat.beat("checkpoint")
-                step.save(checkpoints)
+                step.save(checkpoints, in_background=not is_asked)
+            step.writer.look()
     heartbeat.beat("checkpoint")
-    step.export(folder / WEIGHTS, is_plain=job.is_trial)
+    step.export(folder / WEIGHTS, is_plain=job.is_trial, format=job.weights)
+    step.finish_saving()
     if rank == 0 and user_file.save_beside is not None and not job.is_trial:
         user_file.save_beside(folder / WEIGHTS)
     memory = accelerator.read_memory()
@@ -202,11 +206,18 @@ def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:
     except StopIteration:
         rule = "data() has a batch for every step"
         raise UserFileError(f"{user_file.path}: {rule}, met its end at step {step}") from None
-    except UserError:
-        raise
+    except UserError as error:
+        raise find_cause(error) from error
     except Exception as error:
         line = find_own_line(error, user_file.path)
         raise UserFileError(f"{line}: data() at step {step}: {format_error(error)}") from error
+
+
+def find_cause(error: UserError) -> UserError:
+    """Return an error as it was raised in a worker of a loader, which torch wraps into its traceback."""
+    text = str(error).strip()
+    is_of_worker = "\nOriginal Traceback" in text
+    return type(error)(text.splitlines()[-1].partition(": ")[2]) if is_of_worker else error
 
 
 def evaluate_step(

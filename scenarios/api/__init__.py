@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshwise.executor.capture.capture import capture as capture
     from meshwise.executor.launch.run import Run as Run
     from meshwise.executor.launch.run import execute as execute
+    from meshwise.executor.token_data.reading import read_tokens as read_tokens
     from meshwise.scenarios.files.errors import Fault as Fault
     from meshwise.scenarios.files.errors import ScenarioError as ScenarioError
     from meshwise.scenarios.loader import load as load
@@ -80,6 +81,7 @@ _HOMES = {
     "load": "scenarios.loader",
     "lower": "strategies.lowering.lower",
     "parallelize": "scenarios.module_plans.own_loop",
+    "read_tokens": "executor.token_data.reading",
     "search": "strategies.search.simulated_search",
     "simulate": "simulator.engine",
 }

@@ -16,6 +16,7 @@ from meshwise.scenarios.files.results import make_folder
 if TYPE_CHECKING:
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.user_training.job import TrainJob
+    from meshwise.executor.user_training.pretrained import Corpus
 
 STEPS = 100
 SEARCH = "search"
@@ -29,7 +30,7 @@ def train(
             metavar="FILE.py",
             help="It has model() and data(); optionally loss(outputs, batch), optimizer(model), scheduler(optimizer), "
             "initialize(model), evaluate(model, batch) with evaluation_data(), and BATCH, the samples of a step. With "
-            "--text further text files.",
+            "--text or --tokens further files of these.",
         ),
     ] = None,
     hf: Annotated[
@@ -46,8 +47,24 @@ def train(
     evaluation_text: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Text files on which the model of --hf is evaluated.")
     ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILES",
+            help="Instead of --text, files of tokens: Megatron's .bin with .idx, raw .bin with --token-dtype, .npy, "
+            ".parquet, .arrow, or folders of datasets.save_to_disk.",
+        ),
+    ] = None,
+    evaluation_tokens: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Files of tokens on which the model of --hf is evaluated."),
+    ] = None,
+    token_dtype: Annotated[
+        str | None, typer.Option(help="Numbers of raw .bin files of tokens: uint16, uint32, int32, int64 or uint8.")
+    ] = None,
     sequence: Annotated[
-        int | None, typer.Option(help="Tokens of a sample of --text; by default 512, or the positions of the model.")
+        int | None,
+        typer.Option(help="Tokens of a sample of --text or --tokens; by default 512, or the positions of the model."),
     ] = None,
     plan: Annotated[
         str | None,
@@ -85,6 +102,18 @@ def train(
     tensorboard: Annotated[bool, typer.Option(help="Write figures for TensorBoard into --out too.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in --out, under any plan.")] = False,
     replace: Annotated[bool, typer.Option(help="Remove the checkpoints of an earlier run in --out.")] = False,
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with the model and optimizer of a script of your own, a folder of "
+            "torch.distributed.checkpoint with the names of get_state_dict.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="Form of the weights at the end: safetensors, or dcp, with the optimizer, for a script."),
+    ] = "safetensors",
     device: Annotated[str, typer.Option(help="cpu with gloo, or cuda with NCCL.")] = "cpu",
     calibrate: Annotated[
         bool, typer.Option(help="Measure the module for some seconds beforehand, from which steps are predicted.")
@@ -114,9 +143,12 @@ def train(
         raise ValueError(f"--precision: {', '.join(PRECISIONS)}, met {precision}; nearest: bf16")
     if not learning_rate > 0 or (clip is not None and not clip > 0):
         raise ValueError(f"--learning-rate and --clip are above 0, met {learning_rate:g} and {clip}")
-    path, texts = _find_source(files or [], hf, text or [], sequence, evaluation_text)
+    path, corpora = _find_source(
+        files or [], hf, (text, tokens), (evaluation_text, evaluation_tokens), sequence, token_dtype
+    )
     if resume and replace:
         raise ValueError("--resume goes on from checkpoints that --replace removes, met both; nearest: --resume")
+    _check_states(from_checkpoint, weights, resume=resume)
     if rendezvous is None:
         check_device(device)
     layout = _read_layout(plan, None if rendezvous else processes, device)
@@ -134,12 +166,14 @@ def train(
         checkpoint_every=checkpoint_every,
         evaluate_every=evaluate_every,
         resume=resume,
+        source=None if from_checkpoint is None else str(Path(from_checkpoint).resolve()),
+        weights=weights,
         device=device,
     )
-    if hf is not None:
+    if corpora is not None:
         from meshwise.executor.user_training.pretrained import prepare_job
 
-        job = prepare_job(job, texts, evaluation_text or [], sequence, target)
+        job = prepare_job(job, *corpora, sequence, target)
     if rendezvous is not None:
         if layout is None or verify:
             met = "--verify" if verify else "no --plan"
@@ -189,24 +223,63 @@ def collect_hosts(folder: Path, *, is_preparing: bool, has_board: bool, as_json:
     tell_run(run, PlannedRun(run.job.layout), as_json=as_json)
 
 
+Names = list[str] | None
+"""Files that an option names."""
+
+
 def _find_source(
-    files: list[str], hf: str | None, texts: list[str], sequence: int | None, evaluation_texts: list[str] | None
-) -> tuple[Path, list[str]]:
-    """Return what is trained, the user's file or the folder of a model of transformers, and the texts of the latter."""
+    files: list[str],
+    hf: str | None,
+    training: tuple[Names, Names],
+    evaluation: tuple[Names, Names],
+    sequence: int | None,
+    dtype: str | None,
+) -> "tuple[Path, tuple[Corpus, Corpus] | None]":
+    """Return what is trained, the user's file or the folder of a model of transformers, and the files of the latter.
+
+    Those are of training, and of evaluation.
+
+    Parameters
+    ----------
+    training, evaluation
+        Files of text, and of tokens.
+    """
     if hf is None:
-        if texts or sequence is not None or evaluation_texts:
-            raise ValueError("--text, --evaluation-text and --sequence are of a model, met no --hf FOLDER")
+        if any(training) or any(evaluation) or sequence is not None or dtype is not None:
+            raise ValueError(
+                "--text, --tokens, --evaluation-text, --evaluation-tokens, --token-dtype and --sequence are of a "
+                "model, met no --hf FOLDER"
+            )
         if len(files) != 1:
             raise ValueError(f"one FILE.py, or --hf FOLDER --text FILES, met {len(files)} files")
         path = Path(files[0])
         if path.suffix != ".py" or not path.is_file():
             raise ValueError(f"{files[0]}: a Python file that has model() and data(), met no such file")
-        return path.resolve(), []
-    if not texts:
-        raise ValueError("--hf: a model is trained on --text FILES, met none")
-    from meshwise.executor.user_training.pretrained import find_folder
+        return path.resolve(), None
+    if not any(training):
+        raise ValueError("--hf: a model is trained on --text FILES or --tokens FILES, met none")
+    if all(training) or all(evaluation):
+        raise ValueError("--text and --tokens are two forms of the same, met both")
+    if dtype is not None and not (training[1] or evaluation[1]):
+        raise ValueError("--token-dtype is of --tokens FILES, met none")
+    from meshwise.executor.user_training.pretrained import Corpus, find_folder
 
-    return find_folder(hf), [*texts, *files]
+    texts, tokens = ([*names, *files] if names else [] for names in training)
+    evaluation_texts, evaluation_tokens = (names or [] for names in evaluation)
+    return find_folder(hf), (Corpus(texts, tokens, dtype), Corpus(evaluation_texts, evaluation_tokens, dtype))
+
+
+def _check_states(source: str | None, weights: str, *, resume: bool) -> None:
+    """Raise ``ValueError`` where a run cannot begin from a checkpoint, or export the form of weights."""
+    from meshwise.executor.modules.states import FORMATS, require_foreign
+
+    if weights not in FORMATS:
+        raise ValueError(f"--weights: {' or '.join(FORMATS)}, met {weights}; nearest: safetensors")
+    if source is None:
+        return
+    if resume:
+        raise ValueError("--from-checkpoint begins a run and --resume goes on with one, met both; nearest: --resume")
+    require_foreign(Path(source))
 
 
 def _read_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout | None":

@@ -63,7 +63,7 @@ def test_a_model_is_trained_on_text_and_goes_on_from_its_export(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--hf", "tiny"], "--hf: a model is trained on --text FILES, met none"),
+        (["--hf", "tiny"], "--hf: a model is trained on --text FILES or --tokens FILES, met none"),
         (["--text", "a.txt"], "are of a model, met no --hf FOLDER"),
         ([], "one FILE.py, or --hf FOLDER --text FILES, met 0 files"),
         (["--hf", "someone/nothing", "--text", "a.txt"], "met someone/nothing; nothing is downloaded"),

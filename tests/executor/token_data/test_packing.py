@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from meshwise.executor.user_training import packing
-from meshwise.executor.user_training.packing import PackedText, TextError, pack_texts
+from meshwise.executor.token_data import packing
+from meshwise.executor.token_data.packing import PackedTokens, TextError, pack_texts
 
 END = 256
 
@@ -28,7 +28,7 @@ def test_samples_in_order_are_the_text(
         path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "PIECE", piece)
-        dataset = PackedText(pack_texts(paths, tokenise, END, "bytes", folder / "tokens"), sequence)
+        dataset = PackedTokens([pack_texts(paths, tokenise, END, "bytes", folder / "tokens")], sequence)
     expected = [token for text in texts for token in (*text.encode(), END)]
     samples = [dataset[number] for number in range(len(dataset))]
     tokens = [token for sample in samples for token in sample["input_ids"].tolist()]
