@@ -35,13 +35,13 @@ def find_node_line(node: Node) -> str:
     return _find_innermost((file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or ""))
 
 
-def find_error_line(error: BaseException) -> str:
+def find_error_line(error: BaseException, *, in_packages: bool = True) -> str:
     """Return the innermost line of the user's code that an error passed through, else that of a package; or nothing.
 
     A line of a package, such as ``transformers``, is told relative to the folder of packages.
     """
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    return _find_innermost(frames) or _find_package_line(frames)
+    return _find_innermost(frames) or (_find_package_line(frames) if in_packages else "")
 
 
 def find_caller_line() -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from meshwise.executor.capture.capture import format_error
+from meshwise.executor.capture.source_lines import find_error_line
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.starting.construction import Start, start_module
@@ -155,8 +156,14 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def find_own_line(error: BaseException, path: Path) -> str:
-    """Return the last place in the user's file, or in its folder, that an error came through, as ``FILE:LINE``."""
+    """Return the last place in the user's file, or in its folder, that an error came through, as ``FILE:LINE``.
+
+    Else it is the last place in other code of the user, or in a package that has the module.
+    """
     folder = path.resolve().parent
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_absolute()]
     own_frames = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
-    return f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else str(path)
+    if own_frames:
+        return f"{own_frames[-1].filename}:{own_frames[-1].lineno}"
+    is_in_module = any(frame.name == nn.Module._call_impl.__name__ for frame in frames)
+    return find_error_line(error, in_packages=is_in_module) or str(path)

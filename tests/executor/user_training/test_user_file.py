@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwise.executor.user_training.user_file import UserFileError, load_file
+from meshwise.executor.user_training.user_file import UserFileError, find_own_line, load_file
 
 GOOD = """
 import torch
@@ -88,3 +88,15 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for name in ("none.py", "model.txt"):
         with pytest.raises(UserFileError, match="met no such file"):
             load_file(tmp_path / name)
+
+
+def test_an_error_in_a_package_of_the_user_is_told_of_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parts").mkdir()
+    (tmp_path / "own_parts" / "net.py").write_text("import torch\n\n\ndef forward():\n    return torch.cat([1])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from own_parts.net import forward  # type: ignore[import-not-found]
+
+    with pytest.raises(TypeError) as caught:
+        forward()
+    error = caught.value.with_traceback(caught.tb.tb_next if caught.tb else None)
+    assert find_own_line(error, tmp_path / "mine.py").endswith("own_parts/net.py:5")
