@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwise.executor.modules.quiet import KeepDouble
+from meshwise.executor.parallel.mixed_products import TurnToNarrow, find_narrow_dtype
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.strategies.plan.recomputation import LayerRecompute, Recompute, StageRecompute
 
@@ -104,14 +105,18 @@ def _choose_policy(context: Any, operator: Any, *arguments: Any, **named_argumen
 
 def _make_contexts(block: nn.Module, choice: LayerRecompute) -> Contexts:
     first, again = make_recompute_contexts(choice)
-    return first, _compute_again(block, again)
+    return first, _compute_again(block, again, find_narrow_dtype())
 
 
 @contextmanager
-def _compute_again(block: nn.Module, context: AbstractContextManager[Any]) -> Iterator[None]:
-    """Run a forward again as the first one was: backward has left the context of fp64."""
-    is_double = next(block.parameters()).dtype is torch.float64
-    with _without_statistics(block), KeepDouble() if is_double else nullcontext(), context:
+def _compute_again(
+    block: nn.Module, context: AbstractContextManager[Any], narrow: torch.dtype | None
+) -> Iterator[None]:
+    """Run a forward again as the first one was: backward has left the context of its precision."""
+    precision: AbstractContextManager[Any] = nullcontext() if narrow is None else TurnToNarrow(narrow)
+    if next(block.parameters()).dtype is torch.float64:
+        precision = KeepDouble()
+    with _without_statistics(block), precision, context:
         yield
 
 

@@ -15,7 +15,7 @@ References
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,8 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from meshwise.executor.modules.blocks import list_offloaded, recompute_blocks
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.quiet import KeepDouble
+from meshwise.executor.parallel.mixed_products import TurnToNarrow
 from meshwise.executor.parallel.module_offload import BlockOffload, choose_offload_policy
 from meshwise.executor.recording.accelerator import find_accelerator
+from meshwise.executor.recording.private_torch import is_compiled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """The dtype in which a precision computes; parameters of bf16 have fp32 copies that the optimizer steps."""
@@ -124,12 +126,14 @@ def average_scalars(parameters: Iterable[nn.Parameter], groups: Sequence[dist.Pr
 def find_precision_context(module: nn.Module, device: torch.device, precision: str) -> Any:
     """Return the context of a forward: shards turn parameters to bf16 themselves, else torch casts operators.
 
-    In fp64 nothing is turned to fp32.
+    Of a compiled module with shards nothing else is turned. In fp64 nothing is turned to fp32.
     """
     if precision == "fp64":
         return KeepDouble()
-    is_cast = DTYPES[precision].itemsize == 2 and not isinstance(module, FSDPModule)
-    return torch.autocast(device.type, DTYPES[precision], enabled=is_cast)
+    dtype = DTYPES[precision]
+    if dtype.itemsize == 2 and isinstance(module, FSDPModule):
+        return nullcontext() if any(map(is_compiled, module.modules())) else TurnToNarrow(dtype)
+    return torch.autocast(device.type, dtype, enabled=dtype.itemsize == 2)
 
 
 @contextmanager

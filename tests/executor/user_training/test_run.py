@@ -145,6 +145,18 @@ def test_bf16_has_main_weights_in_fp32_and_moves_them_alike(tmp_path: Path, monk
         assert narrow.losses[-1] < narrow.losses[0]
 
 
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+def test_values_in_fp32_meet_shards_in_bf16(
+    recompute: Recompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # its mask, its buffer and a part without gradients are in fp32
+    options = {"verify": False, "steps": 3}
+    exact = run("woven", ModuleLayout(1), tmp_path / "exact", monkeypatch, **options)  # type: ignore[arg-type]
+    layout = ModuleLayout(2, zero=3, recompute=recompute)
+    narrow = run("woven", layout, tmp_path / "narrow", monkeypatch, precision="bf16", **options)  # type: ignore[arg-type]
+    assert narrow.losses == pytest.approx(exact.losses, rel=2e-2)
+
+
 def test_two_hosts_train_what_one_host_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_namespaces()
     monkeypatch.setenv("KIND", "tied")
