@@ -153,6 +153,7 @@ class SearchedStep:
         """Go on from the newest checkpoint in a folder, of any layout; return the steps that it has done."""
         if self._step is not None:
             return self._step.load(folder)
+        self._foreign = None
         self._checkpoint = find_newest(Path(folder))  # it is read into the parts that the layout makes
         return read_step(self._checkpoint)
 
@@ -161,7 +162,7 @@ class SearchedStep:
         require_foreign(Path(folder))
         if self._step is not None:
             self._step.start_from(folder)
-        self._foreign = Path(folder)
+        self._foreign, self._checkpoint = Path(folder), None
 
     def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""

@@ -5,7 +5,7 @@ and lies in no other block. Parameters outside blocks belong to the module itsel
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -105,33 +105,48 @@ def _choose_policy(context: Any, operator: Any, *arguments: Any, **named_argumen
 
 def _make_contexts(block: nn.Module, choice: LayerRecompute) -> Contexts:
     first, again = make_recompute_contexts(choice)
-    return first, _compute_again(block, again, find_narrow_dtype())
+    renewed: list[tuple[nn.Module, str]] = []
+    return _note_renewed(block, first, renewed), _compute_again(block, again, renewed, find_narrow_dtype())
+
+
+@contextmanager
+def _note_renewed(
+    block: nn.Module, context: AbstractContextManager[Any], renewed: list[tuple[nn.Module, str]]
+) -> Iterator[None]:
+    """Run a forward, and note the buffers that it changes; torch does not tell changes of batch statistics."""
+    buffers = [
+        (part, name, x, x._version) for part in block.modules() for name, x in part._buffers.items() if x is not None
+    ]
+    with context:
+        yield
+    for part, name, buffer, version in buffers:
+        if part._buffers[name] is not buffer or buffer._version != version or isinstance(part, _BatchNorm):
+            renewed.append((part, name))
 
 
 @contextmanager
 def _compute_again(
-    block: nn.Module, context: AbstractContextManager[Any], narrow: torch.dtype | None
+    block: nn.Module,
+    context: AbstractContextManager[Any],
+    renewed: Sequence[tuple[nn.Module, str]],
+    narrow: torch.dtype | None,
 ) -> Iterator[None]:
-    """Run a forward again as the first one was: backward has left the context of its precision."""
+    """Run a forward again as the first one was: backward has left the context of its precision.
+
+    Buffers that the first one has changed are changed in copies.
+    """
     precision: AbstractContextManager[Any] = nullcontext() if narrow is None else TurnToNarrow(narrow)
     if next(block.parameters()).dtype is torch.float64:
         precision = KeepDouble()
-    with _without_statistics(block), precision, context:
-        yield
-
-
-@contextmanager
-def _without_statistics(block: nn.Module) -> Iterator[None]:
-    """Run a forward again with copies of running statistics, to which it adds a second time."""
-    norms = [part for part in block.modules() if isinstance(part, _BatchNorm)]
-    buffers = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
-    for norm, name, buffer in buffers:
-        setattr(norm, name, buffer.clone())
+    buffers = {(part, name): part._buffers[name] for part, name in renewed}
+    for (part, name), buffer in buffers.items():
+        part._buffers[name] = None if buffer is None else buffer.clone()
     try:
-        yield
+        with precision, context:
+            yield
     finally:
-        for norm, name, buffer in buffers:
-            setattr(norm, name, buffer)
+        for (part, name), buffer in buffers.items():
+            part._buffers[name] = buffer
 
 
 def _run_again(block: nn.Module, choice: LayerRecompute, forward: Any, *arguments: Any, **named_arguments: Any) -> Any:

@@ -14,16 +14,15 @@ from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -33,9 +32,10 @@ from meshwise.executor.modules.sharding import count_ranks, find_rank, unwrap
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.recording.weight_files import find_aliases, list_weight_files, write_weights
 from meshwise.executor.saving.background import BackgroundWriter
-from meshwise.executor.saving.digests import find_damage
+from meshwise.executor.saving.digests import DIGESTS, find_damage
 from meshwise.executor.saving.groups import list_groups, nest_states
 from meshwise.executor.saving.names import STATE, find_scheduler, match_names
+from meshwise.executor.saving.safe_reading import list_keys, load_keys
 from meshwise.executor.saving.writing import METADATA, write_folder
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -43,6 +43,8 @@ SAFETENSORS, DCP = FORMATS = "safetensors", "dcp"
 """Forms in which states are exported: whole weights, or sharded states of torch's distributed checkpoint."""
 _FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
 VERSION = 3
+_MODULE = "module."
+"""How names of the module's states begin in a checkpoint."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
@@ -132,6 +134,7 @@ def export_states(
 
     A schedule is ``scheduler`` beside them. Returns the folder.
     """
+    _require_replaceable(folder)
     model_states, optimizer_states = _read_states(module, optimizer, form)
     names = {parameter: _find_name(module, name) for name, parameter in module.named_parameters()}
     states = {"model": model_states, "optimizer": nest_states(optimizer_states, list_groups(optimizer, names))}
@@ -139,6 +142,15 @@ def export_states(
         states["scheduler"] = scheduler.state_dict()
     write_folder(folder, states, {})
     return folder
+
+
+def _require_replaceable(folder: Path) -> None:
+    """Raise `StatesError` where a folder has anything else than an export, in whose place another would come."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    strange = [name for name in names if name not in (METADATA, DIGESTS) and not name.startswith("__")]
+    if strange or folder.is_file():
+        met = f"met {strange[0]} in it" if strange else "met a file"
+        raise StatesError(f"{folder}: states are exported into a folder of their own, {met}; nearest: {folder / DCP}")
 
 
 def _find_name(module: nn.Module, name: str) -> str:
@@ -211,19 +223,21 @@ def load_states(
     if form is not None:
         states = {key: _map_states(form.make_room, part) for key, part in own_states.items()}
     with _tell_reason(checkpoint):
-        known_names = set(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+        known_names = list_keys(checkpoint)
     keys = (
         {part: {name: f"{part}.{name}" for name in states[part]} for part in states}
         if is_own
         else match_names(checkpoint, states["module"], states["optimizer"], known_names)
     )
+    if is_own:
+        _require_no_others(checkpoint, module, known_names)
     missing_names = [name for name, key in keys["module"].items() if key not in known_names]
     if missing_names:
         raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met none of {missing_names[0]}")
     # parameters without a gradient so far have no states
     wanted = {key: states[part][name] for part in keys for name, key in keys[part].items() if key in known_names}
     with _tell_reason(checkpoint):
-        load(wanted, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+        load_keys(checkpoint, wanted, is_alone=count_ranks() == 1)
     for part in keys:
         states[part] |= {name: wanted[key] for name, key in keys[part].items() if key in wanted}
     if form is not None:
@@ -249,6 +263,19 @@ def load_states(
     scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
 
 
+def _require_no_others(checkpoint: Path, module: nn.Module, known_names: set[str]) -> None:
+    """Raise `StatesError` on all ranks where a checkpoint has parts of a larger module."""
+    names = set(unwrap(module).state_dict())
+    if count_ranks() > 1:  # of stages each rank has its own
+        parts: list[Any] = [None] * count_ranks()
+        dist.all_gather_object(parts, names)
+        names = set().union(*parts)
+    others = sorted(key for key in known_names if key.startswith(_MODULE) and key.removeprefix(_MODULE) not in names)
+    if others:
+        met = f"met {others[0].removeprefix(_MODULE)}, which the module has not"
+        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, {met}")
+
+
 def _load_foreign_scheduler(
     checkpoint: Path, scheduler: LRScheduler, optimizer: Optimizer, known_names: set[str]
 ) -> None:
@@ -259,7 +286,7 @@ def _load_foreign_scheduler(
         return
     wanted = {key: own_state[name] for name, key in keys.items()}
     with _tell_reason(checkpoint):
-        load(wanted, checkpoint_id=checkpoint, no_dist=count_ranks() == 1)
+        load_keys(checkpoint, wanted, is_alone=count_ranks() == 1)
     scheduler.load_state_dict({name: wanted[key] for name, key in keys.items()})
     for group, rate, first_rate in zip(
         optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=True

@@ -443,6 +443,8 @@ class TrainingStep:
         scheduler = build_scheduler(make_scheduler, optimizer)
         if self._checkpoint is not None:
             load_states(self._checkpoint, self.module, optimizer, scheduler, self._form)
+            if self._host_states is not None:
+                self._host_states.move_states()
         self._trained = optimizer, scheduler
         return self._trained
 
@@ -516,7 +518,7 @@ def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> None:
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
     norms = [to_whole(nn.utils.get_total_norm(part)) for part in (shards, whole) if part]
     if norms:
-        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        norm = float(torch.linalg.vector_norm(torch.stack([part.to(norms[0].device) for part in norms])))
         for gradient in gradients:
             gradient.mul_(min(max_norm / (norm + CLIP_EPSILON), 1.0))
 

@@ -55,6 +55,7 @@ class BlockOffload:
     def begin_pass(self, stage: int, microbatch: int) -> None:
         """Say which forward runs next."""
         self._place.current_pass = stage, microbatch
+        self._activations.last_layer = None  # that of the step before, whose pass has the same place
 
     def wrap(self, blocks: Sequence[nn.Module], owner: nn.Module | None = None) -> None:
         """Have the blocks of a stage, in the order of forward, keep on the host what they save.
@@ -68,7 +69,7 @@ class BlockOffload:
             plain: Any = block
             plain.forward = partial(self._run, plain.forward, owner or block, place, len(blocks) - 1 - place)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
     def _run(
         self, forward: Any, owner: nn.Module, place: int, num_behind: int, *arguments: Any, **named_arguments: Any
     ) -> Any:
@@ -125,13 +126,21 @@ class HostStates:
                 self._copies[parameter] = copy, parameter._version
 
     def _copy(self, parameter: Tensor) -> nn.Parameter:
-        """Return the copy of a parameter with its gradient, made anew where something else has changed it."""
+        """Return the copy of a parameter with its gradient, made anew where something else has changed it.
+
+        Torch counts no changes of ``parameter.data``: the copy does not have these.
+        """
         copy, version = self._copies.get(parameter, (None, -1))
         if copy is None or version != parameter._version:
             copy = nn.Parameter(self.host.copy_to_host(parameter.detach().contiguous()))
         assert parameter.grad is not None
         copy.grad = self.host.copy_to_host(parameter.grad.contiguous())
         return copy
+
+    def move_states(self) -> None:
+        """Move all states to the host: a checkpoint is read to where parameters are."""
+        for states in self.optimizer.state.values():
+            self._move(states)
 
     def _move(self, states: dict[str, Any]) -> None:
         """Move states with elements to the host, where they are not there yet."""

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from meshwise.executor.saving.digests import DIGESTS, compute_digests, format_digests
 from meshwise.executor.training.checkpoint import CheckpointError, describe_error, write_file
 
-PARTIAL = ".partial"
+PARTIAL, OLD = ".partial", ".old"
 METADATA = ".metadata"
 """The file of torch's distributed checkpoint that tells what is where."""
 Group = dist.ProcessGroup | None
@@ -49,6 +49,9 @@ def write_folder(
 
     def begin() -> None:
         for stale_folder in target.parent.glob(f"step-*{PARTIAL}") if sweeps else (partial,):
+            former = stale_folder.with_name(stale_folder.name.removesuffix(f"{OLD}{PARTIAL}"))
+            if former != stale_folder and not former.exists():  # killed between two renames
+                stale_folder.rename(former)
             shutil.rmtree(stale_folder, ignore_errors=True)
         partial.mkdir(parents=True)
 
@@ -65,13 +68,18 @@ def write_folder(
         everything = {name: digest for part in (*digests, own) for name, digest in part.items()}
         write_file(partial / DIGESTS, [memoryview(format_digests(everything))])
         _sync(partial)  # before the rename: after a power failure a complete name must mean complete content
+        old = target.with_name(f"{target.name}{OLD}{PARTIAL}")
         if target.exists():
-            old = target.with_name(f"{target.name}.old{PARTIAL}")
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
-        partial.rename(target)
+        try:
+            partial.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
         _sync(target.parent)
-        shutil.rmtree(target.with_name(f"{target.name}.old{PARTIAL}"), ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
     _act_together(begin if rank == 0 else None, target, num_ranks, group)
     digests = _act_together(write_states, target, num_ranks, group)

@@ -1,6 +1,7 @@
 """Tokens in files, as the parts of one stream, of which only what is read is mapped into memory."""
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -16,6 +17,10 @@ Numbers = NDArray[Any]
 """An array of whole numbers."""
 BLOCK = 2**22
 """Tokens that are looked at together."""
+
+
+MOST_FILES = 128
+"""Files that are mapped at a time."""
 
 
 class TokenError(UserError):
@@ -41,15 +46,21 @@ class TokenPart:
     start: int
     count: int
 
-    def map(self) -> Numbers:
-        """Return the tokens, which are read where they are looked at."""
-        if not self.count:
-            return np.zeros(0, self.dtype)
+    def read_from(self, content: Numbers) -> Numbers:
+        """Return the tokens in the bytes of their file, which are read where they are looked at."""
         dtype = np.dtype(self.dtype).newbyteorder("<")
-        try:
-            return np.memmap(self.path, dtype, "r", self.start, (self.count,))
-        except (OSError, ValueError) as error:
-            raise TokenError(f"{self.path}: a file of {self.count} tokens, met {error}") from error
+        end = self.start + self.count * dtype.itemsize
+        if end > len(content):
+            raise TokenError(f"{self.path}: a file of {self.count} tokens, met {len(content)} bytes")
+        return content[self.start : end].view(dtype)
+
+
+def map_file(path: str) -> Numbers:
+    """Return the bytes of a file, which are read where they are looked at; `TokenError` where it cannot be mapped."""
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise TokenError(f"{path}: a file of tokens, met {error}") from error
 
 
 def write_parts(path: Path, parts: Sequence[TokenPart]) -> None:
@@ -69,13 +80,13 @@ class TokenStream:
     def __init__(self, parts: Iterable[TokenPart]) -> None:
         self.parts = tuple(parts)
         self._ends = np.array([0, *accumulate(part.count for part in self.parts)])
-        self._arrays: dict[int, Numbers] = {}
+        self._files: OrderedDict[str, Numbers] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_arrays": {}}
+        return self.__dict__ | {"_files": OrderedDict()}
 
     def read(self, first: int, end: int) -> Numbers:
         """Return the tokens from ``first`` to ``end``, which is not among them, as 64-bit numbers."""
@@ -97,9 +108,13 @@ class TokenStream:
         return self.parts[int(np.searchsorted(self._ends, place, side="right")) - 1]
 
     def _map(self, place: int) -> Numbers:
-        if place not in self._arrays:
-            self._arrays[place] = self.parts[place].map()
-        return self._arrays[place]
+        part = self.parts[place]
+        if part.path not in self._files:
+            if len(self._files) == MOST_FILES:
+                self._files.popitem(last=False)
+            self._files[part.path] = map_file(part.path)
+        self._files.move_to_end(part.path)
+        return part.read_from(self._files[part.path])
 
 
 def require_numbers(stream: TokenStream, first: int, tokens: Numbers, vocabulary: int | None) -> None:

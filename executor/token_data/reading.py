@@ -104,7 +104,9 @@ class Reading:
 
 def _probe(table: Table, tokenise: Tokenise) -> str:
     rows = [list(tokens) for _, tokens in zip(range(PROBE), table.iterate_texts(tokenise, -1), strict=False)]
-    return f"{getattr(tokenise, '__module__', '')} {getattr(tokenise, '__qualname__', '')} {rows}"
+    code = getattr(tokenise, "__code__", None)
+    words = "" if code is None else f"{code.co_code.hex()} {code.co_names} {code.co_consts}"
+    return f"{getattr(tokenise, '__module__', '')} {getattr(tokenise, '__qualname__', '')} {words} {rows}"
 
 
 def _read_raw(path: Path, dtype: str) -> TokenPart:
@@ -137,7 +139,7 @@ def read_tokens(
     vocabulary: int | None = None,
     cache: str | Path | None = None,
 ) -> PackedTokens:
-    """Return files of tokens as a dataset of samples of equal length, of which each rank reads its own alone.
+    """Return files of tokens as a dataset of samples of equal length; a rank reads those that it is asked for.
 
     The tokens of all files follow each other in one stream, which is cut across the ends of documents. Files are mapped
     into memory; parquet, and text, are turned into a file of plain numbers once.
@@ -163,7 +165,8 @@ def read_tokens(
     vocabulary
         Tokens that the model has: others are refused.
     cache
-        The folder in which tokens that cannot be mapped are kept; by default the user's cache.
+        The folder in which tokens that cannot be mapped are kept; by default the user's cache. A function that makes
+        tokens is known again by its code and the first rows: after a change of what it calls, name another folder.
 
     Raises
     ------

@@ -7,6 +7,7 @@ step only. Batches that a user's iterable makes are those of all ranks, of which
 Datasets of the library ``datasets`` are used as torch's, though they are none.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from itertools import chain, islice
@@ -64,20 +65,22 @@ class StepSampler:
             order = self._order(epoch)
             for step in range(place, self.steps_per_epoch):
                 first = step * self.batch + self.rank * size
-                yield order[first : first + size]
+                yield order[first : first + size].tolist()
             epoch, place = epoch + 1, 0
 
-    def _order(self, epoch: int) -> list[int]:
+    def _order(self, epoch: int) -> torch.Tensor:
         if not self.shuffle:
-            return list(range(self.num_samples))
+            return torch.arange(self.num_samples)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order: list[int] = torch.randperm(self.num_samples, generator=generator).tolist()
-        return order
+        return torch.randperm(self.num_samples, generator=generator)
 
 
 def is_of_datasets(data: Any) -> bool:
     """Return whether data are of the library ``datasets``, which are no datasets of torch by their class."""
-    return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(data).__mro__)
+    library = sys.modules.get("datasets")
+    if library is None or not hasattr(library, "load_from_disk"):  # a user's own package may have the name
+        return False
+    return isinstance(data, library.Dataset | library.IterableDataset)
 
 
 def is_stream(data: Any) -> bool:

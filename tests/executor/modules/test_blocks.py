@@ -77,3 +77,33 @@ def test_what_is_kept_is_not_changed_in_place() -> None:
 def test_more_blocks_than_there_are_is_refused(module: nn.Module, words: str, text: str) -> None:
     with pytest.raises(RecomputeError, match=text):
         recompute_blocks(module, parse_words(words))
+
+
+class Counting(nn.Module):
+    """Counts its forwards in place, and averages in a buffer that is made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.tanh(self.linear(x))
+        self.count += 1
+        self.average = 0.5 * self.average + 0.5 * y.detach().mean(0)
+        return y
+
+
+@pytest.mark.parametrize("choice", [Recompute.FULL, Recompute.SELECTIVE])
+def test_buffers_of_a_block_that_is_computed_again_are_renewed_once(choice: Recompute) -> None:
+    averages = []
+    for again in (Recompute.NONE, choice):
+        torch.manual_seed(0)
+        module = nn.Sequential(Counting(), Counting())
+        recompute_blocks(module, again)
+        for _ in range(3):
+            module(torch.ones(2, 3)).sum().backward()
+        assert [part.count.item() for part in module] == [3, 3]
+        averages.append([part.average for part in module])
+    assert all(map(torch.equal, *averages))

@@ -1,5 +1,6 @@
 """What is kept on the host changes no bit of a run, and is not on the device between steps."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
+from meshwise.executor.parallel.offload import _Layer
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.stages.parallelize import parallelize
 
@@ -91,3 +93,14 @@ def test_a_module_without_blocks_has_none_on_the_host() -> None:
     step = parallelize(nn.Linear(4, 4), "offload=activations", loss=lambda outputs, batch: outputs.square().mean())
     with pytest.raises(UserError, match="equal modules in a list, met none; nearest: none"):
         step(BATCH)
+
+
+def test_steps_leave_nothing_of_the_steps_before() -> None:
+    module = Network()
+    step = parallelize(module, "data=1,offload=activations")
+    counts = []
+    for _ in range(6):
+        step.global_batch(BATCH)
+        gc.collect()
+        counts.append(sum(isinstance(item, _Layer) for item in gc.get_objects()))
+    assert counts[1] == counts[-1]

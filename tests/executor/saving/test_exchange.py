@@ -112,3 +112,27 @@ def begin_plainly() -> Any:
     step: Any = parallelize(build(seed=1), precision="fp64")
     step(list_batches(1, 0)[0])
     return step
+
+
+def test_a_run_of_more_layers_is_not_gone_on_from_with_fewer(tmp_path: Path) -> None:
+    def build_layers(number: int) -> torch.nn.Sequential:
+        return torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(number)))
+
+    step = parallelize(build_layers(3), loss=lambda outputs, batch: outputs.sum())
+    step(torch.ones(2, 2))
+    step.save(tmp_path)
+    fewer = parallelize(build_layers(2), loss=lambda outputs, batch: outputs.sum())
+    fewer.load(tmp_path)
+    with pytest.raises(UserError, match=r"met 2\.bias, which the module has not"):
+        fewer(torch.ones(2, 2))
+
+
+def test_states_do_not_take_the_place_of_other_files(tmp_path: Path) -> None:
+    step = parallelize(torch.nn.Linear(2, 2), loss=lambda outputs, batch: outputs.sum())
+    step(torch.ones(2, 2))
+    step.save(tmp_path)
+    with pytest.raises(UserError, match=r"a folder of their own, met step-00000001 in it; nearest: .*/dcp"):
+        step.export(tmp_path, format="dcp")
+    for _ in range(2):
+        step.export(tmp_path / "dcp", format="dcp")
+    assert (tmp_path / "step-00000001").is_dir()

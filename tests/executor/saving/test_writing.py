@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 
 from meshwise.executor.modules.states import find_newest, list_checkpoints
 from meshwise.executor.saving.digests import find_damage
-from meshwise.executor.saving.writing import PARTIAL, write_folder
+from meshwise.executor.saving.writing import OLD, PARTIAL, write_folder
+from meshwise.executor.training.checkpoint import CheckpointError
 
 HERE = Path(__file__).parent
 
@@ -57,3 +58,26 @@ def test_ranks_that_are_killed_in_the_middle_leave_the_checkpoints_before(tmp_pa
     (checkpoints / f"mine{PARTIAL}").mkdir()
     write_folder(checkpoints / "step-99999999", {"a": torch.ones(2)}, {}, sweeps=True)
     assert [path.name for path in checkpoints.glob(f"*{PARTIAL}")] == [f"mine{PARTIAL}"]
+
+
+def test_a_checkpoint_whose_place_cannot_be_taken_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "step-00000001"
+    write_folder(target, {"x": torch.ones(1)}, {})
+    rename = Path.rename
+
+    def fail(path: Path, other: Path) -> Path:
+        if path.name.endswith(f"1{PARTIAL}"):
+            raise OSError("no place")
+        return rename(path, other)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="no place; what was there before is as it was"):
+        write_folder(target, {"x": torch.zeros(1)}, {})
+    monkeypatch.undo()
+    assert find_damage(target) is None or not find_damage(target)
+    states = {"x": torch.zeros(1)}
+    dcp.load(states, checkpoint_id=target, no_dist=True)
+    assert states["x"] == 1
+    target.rename(tmp_path / f"step-00000001{OLD}{PARTIAL}")  # as a run leaves it that is killed between two renames
+    write_folder(tmp_path / "step-00000002", {"x": torch.zeros(1)}, {}, sweeps=True)
+    assert list_checkpoints(tmp_path) == ["step-00000001", "step-00000002"]

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 from token_files import DOCUMENTS, TOKENS, write_indexed
 
-from meshwise.executor.token_data.parts import TokenError, TokenStream
+from meshwise.executor.token_data.parts import TokenError, TokenPart, TokenStream
 from meshwise.executor.token_data.reading import read_tokens
 
 
@@ -28,6 +28,18 @@ def test_a_sample_reads_its_own_part_of_the_file(tmp_path: Path) -> None:
         3,
         4,
     ]
+
+
+def test_many_parts_of_many_files_open_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwise.executor.token_data.parts.MOST_FILES", 2)
+    parts = []
+    for number in range(5):
+        path = tmp_path / f"{number}.bin"
+        np.arange(100 * number, 100 * number + 100, dtype="uint16").tofile(path)
+        parts += [TokenPart(str(path), "uint16", 2 * first, 10) for first in range(0, 100, 10)]
+    stream = TokenStream(parts)
+    assert stream.read(0, 500).tolist() == list(range(500))
+    assert len(stream._files) == 2
 
 
 def test_tokens_that_a_model_has_not_are_refused_at_once_or_when_they_are_read(

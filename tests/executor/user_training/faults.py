@@ -1,7 +1,7 @@
 """Faults of ranks under a plan, as patches of the product that the reference in one process does not see."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwise.executor.modules import batch_norms, blocks
 from meshwise.executor.modules import step as step_module
@@ -222,13 +222,13 @@ def keep_last_microbatch(rank: int) -> list[Patch]:
 
 
 def clip_locally(rank: int) -> list[Patch]:
-    def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> None:
-        gradients = [to_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-        for gradient in gradients:
-            gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
+        parts = [to_local(gradient) for gradient in gradients]
+        norm = torch.stack([part.norm() for part in parts]).norm()
+        for part in parts:
+            part.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
 
-    return [patch.object(nn.utils, "clip_grad_norm_", clip)]
+    return [patch.object(step_module, "clip_gradients", clip)]
 
 
 def change_loss(change: Callable[[StepLoss, float, float], tuple[float, float]]) -> Callable[[int], list[Patch]]:
@@ -254,7 +254,7 @@ def draw_again(rank: int) -> list[Patch]:
 
 
 def renew_statistics_twice(rank: int) -> list[Patch]:
-    return [patch.object(blocks, "_without_statistics", lambda block: nullcontext())]
+    return [patch.object(blocks, "_note_renewed", lambda block, context, renewed: context)]
 
 
 def read_samples_of_first_rank(rank: int) -> list[Patch]:
