@@ -114,8 +114,11 @@ def split_evenly(batch: Any, num_parts: int, parts_name: str) -> list[Any]:
     """Return the equal parts of a batch in order; `BatchError` where the samples do not divide."""
     num_samples = count_samples(batch)
     if not num_samples or num_samples % num_parts:
-        nearest = max(num_samples // num_parts, 1) * num_parts
-        raise BatchError(f"{parts_name}({num_parts}) divide the batch, met {num_samples} samples; nearest: {nearest}")
+        divisors = [number for number in range(1, num_samples + 1) if num_samples % number == 0]
+        nearest = min(divisors, key=lambda number: abs(number - num_parts), default=1)
+        others = max(num_samples // num_parts, 1) * num_parts
+        met = f"met {num_samples} samples; nearest: {parts_name}({nearest}), or {others} samples"
+        raise BatchError(f"{parts_name}({num_parts}) divide the batch, {met}")
     size = num_samples // num_parts
     return [select_samples(batch, part * size, (part + 1) * size) for part in range(num_parts)]
 

@@ -100,7 +100,9 @@ class ModuleLayout:
         """Raise where operators are named, or a list has not one choice a stage."""
         if isinstance(self.recompute, PerStage) and len(self.recompute.stages) != self.num_stages:
             met = f"met {len(self.recompute.stages)}"
-            raise ValueError(f"recompute of a list has one a stage, of {self.num_stages} in all, {met}")
+            nearest = self.find_recompute(0)
+            rule = f"recompute of a list has one a stage, of {self.num_stages} in all"
+            raise ValueError(f"{rule}, {met}; nearest: {nearest}")
         if not all(isinstance(self.find_recompute(place), Recompute | FirstLayers) for place in range(self.num_stages)):
             rule = "recompute: blocks of a module are computed again, not operators by name"
             raise ValueError(f"{rule}, met {self.recompute}; nearest: {Recompute.FULL}")

@@ -7,7 +7,7 @@ A folder has one folder a checkpoint, named after the steps that were done, and 
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,7 +35,7 @@ from meshwise.executor.saving.background import BackgroundWriter
 from meshwise.executor.saving.digests import DIGESTS, find_damage
 from meshwise.executor.saving.groups import list_groups, nest_states
 from meshwise.executor.saving.names import STATE, find_scheduler, match_names
-from meshwise.executor.saving.safe_reading import list_keys, load_keys
+from meshwise.executor.saving.safe_reading import list_shapes, load_keys
 from meshwise.executor.saving.writing import METADATA, write_folder
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -43,8 +43,8 @@ SAFETENSORS, DCP = FORMATS = "safetensors", "dcp"
 """Forms in which states are exported: whole weights, or sharded states of torch's distributed checkpoint."""
 _FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
 VERSION = 3
-_MODULE = "module."
-"""How names of the module's states begin in a checkpoint."""
+_MODULE, _OPTIMIZER = "module.", "optimizer."
+"""How names of the states of module and optimizer begin in a checkpoint."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
@@ -223,17 +223,16 @@ def load_states(
     if form is not None:
         states = {key: _map_states(form.make_room, part) for key, part in own_states.items()}
     with _tell_reason(checkpoint):
-        known_names = list_keys(checkpoint)
+        shapes = list_shapes(checkpoint)
+    known_names = set(shapes)
     keys = (
         {part: {name: f"{part}.{name}" for name in states[part]} for part in states}
         if is_own
         else match_names(checkpoint, states["module"], states["optimizer"], known_names)
     )
     if is_own:
-        _require_no_others(checkpoint, module, known_names)
-    missing_names = [name for name, key in keys["module"].items() if key not in known_names]
-    if missing_names:
-        raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, met none of {missing_names[0]}")
+        _require_no_others(checkpoint, module, states["optimizer"], known_names)
+    _require_shapes(checkpoint, states["module"], keys["module"], shapes)
     # parameters without a gradient so far have no states
     wanted = {key: states[part][name] for part in keys for name, key in keys[part].items() if key in known_names}
     with _tell_reason(checkpoint):
@@ -263,17 +262,42 @@ def load_states(
     scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
 
 
-def _require_no_others(checkpoint: Path, module: nn.Module, known_names: set[str]) -> None:
-    """Raise `StatesError` on all ranks where a checkpoint has parts of a larger module."""
-    names = set(unwrap(module).state_dict())
+def _require_no_others(
+    checkpoint: Path, module: nn.Module, optimizer_states: dict[str, Any], known_names: set[str]
+) -> None:
+    """Raise `StatesError` on all ranks where a checkpoint has parts of a larger module, or of another optimizer."""
+    own: tuple[set[str], set[str]] = set(unwrap(module).state_dict()), _list_kinds(optimizer_states)
+    parts: list[Any] = [own]
     if count_ranks() > 1:  # of stages each rank has its own
-        parts: list[Any] = [None] * count_ranks()
-        dist.all_gather_object(parts, names)
-        names = set().union(*parts)
+        parts = [None] * count_ranks()
+        dist.all_gather_object(parts, own)
+    names, kinds = (set().union(*column) for column in zip(*parts, strict=True))
     others = sorted(key for key in known_names if key.startswith(_MODULE) and key.removeprefix(_MODULE) not in names)
     if others:
         met = f"met {others[0].removeprefix(_MODULE)}, which the module has not"
         raise StatesError(f"{checkpoint}: a checkpoint is of this module and optimizer, {met}")
+    known_kinds = _list_kinds(key.removeprefix(_OPTIMIZER) for key in known_names if key.startswith(_OPTIMIZER))
+    if kinds.isdisjoint(known_kinds) and kinds != known_kinds:
+        own_words, met = (" and ".join(sorted(words)) or "nothing" for words in (kinds, known_kinds))
+        raise StatesError(f"{checkpoint}: the optimizer keeps {own_words}, met {met} of another one")
+
+
+def _list_kinds(names: Iterable[str]) -> set[str]:
+    """Return what an optimizer keeps of parameters, besides the number of steps, from the names of its states."""
+    return {name.rpartition(".")[2] for name in names if name.startswith(STATE)} - {"step"}
+
+
+def _require_shapes(
+    checkpoint: Path, states: dict[str, Any], keys: dict[str, str], shapes: dict[str, tuple[int, ...] | None]
+) -> None:
+    """Raise `StatesError` where a checkpoint has not a state of the module, or has it in another shape."""
+    rule = f"{checkpoint}: a checkpoint is of this module and optimizer"
+    for name, key in keys.items():
+        if key not in shapes:
+            raise StatesError(f"{rule}, met none of {name}")
+        state, shape = states[name], shapes[key]
+        if isinstance(state, Tensor) and shape is not None and tuple(state.shape) != shape:
+            raise StatesError(f"{rule}, met {name} of shape {list(shape)}; nearest: {list(state.shape)}")
 
 
 def _load_foreign_scheduler(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -86,9 +86,10 @@ class _Planner(DefaultLoadPlanner):
         super().load_bytes(read_item, checked)
 
 
-def list_keys(checkpoint: Path) -> set[str]:
-    """Return the names of the states of a folder."""
-    return set(_Reader(checkpoint).read_metadata().state_dict_metadata)
+def list_shapes(checkpoint: Path) -> dict[str, tuple[int, ...] | None]:
+    """Return the shapes of the states of a folder by their names; ``None`` for states that are no tensors."""
+    rows = _Reader(checkpoint).read_metadata().state_dict_metadata
+    return {key: tuple(row.size) if isinstance(row, TensorStorageMetadata) else None for key, row in rows.items()}
 
 
 def load_keys(checkpoint: Path, wanted: dict[str, Any], *, is_alone: bool) -> None:

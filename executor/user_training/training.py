@@ -96,7 +96,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     if job.source is not None and not job.resume:
         step.start_from(job.source)
     if first_step >= job.steps:
-        raise StatesError(f"{checkpoints}: a run of {job.steps} steps goes on before its end, met {first_step} done")
+        rule = f"--steps({job.steps}) are more than a run that goes on has done"
+        raise StatesError(f"{checkpoints}: {rule}, met {first_step} done; nearest: {first_step + 1}")
     heartbeat.beat("data")
     batches = open_batches(job, user_file, job.layout.find_data_part(rank), job.layout.data, first_step)
     is_asked = stop.ask_all(accelerator.device)

@@ -86,7 +86,7 @@ def test_a_schedule_sets_the_rate_that_it_had(tmp_path: Path) -> None:
         ),
         (
             lambda states: states | {"model": states["model"] | {"head.bias": torch.ones(3)}},
-            r"is of this module and optimizer, met .*[Ss]ize",
+            r"is of this module and optimizer, met .* of shape",
         ),
         (lambda states: states | {"lr": {"last_epoch": 3}}, "is of the same kind, met lr"),
     ],
@@ -125,6 +125,21 @@ def test_a_run_of_more_layers_is_not_gone_on_from_with_fewer(tmp_path: Path) -> 
     fewer.load(tmp_path)
     with pytest.raises(UserError, match=r"met 2\.bias, which the module has not"):
         fewer(torch.ones(2, 2))
+    other = parallelize(build_layers(3), optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9))
+    other.loss = step.loss
+    other.load(tmp_path)
+    with pytest.raises(UserError, match="keeps momentum_buffer, met exp_avg and exp_avg_sq of another one"):
+        other(torch.ones(2, 2))
+    wider = parallelize(torch.nn.Sequential(torch.nn.Linear(2, 3)), loss=lambda outputs, batch: outputs.sum())
+    wider.load(tmp_path)
+    with pytest.raises(UserError, match=r"which the module has not"):
+        wider(torch.ones(2, 2))
+    wider = parallelize(
+        torch.nn.Sequential(torch.nn.Linear(2, 3), *build_layers(2)), loss=lambda outputs, batch: outputs.sum()
+    )
+    wider.load(tmp_path)
+    with pytest.raises(UserError, match=r"met 0.weight of shape \[2, 2\]; nearest: \[3, 2\]"):
+        wider(torch.ones(2, 2))
 
 
 def test_states_do_not_take_the_place_of_other_files(tmp_path: Path) -> None:
