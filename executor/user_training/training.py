@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ from meshwise.executor.modules.evaluation import EvaluationBatch
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import drop_nothing
 from meshwise.executor.modules.sharding import unwrap
-from meshwise.executor.modules.states import StatesError
+from meshwise.executor.modules.states import StatesError, is_distributed
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.copies import digest_copies
@@ -135,6 +136,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
                 step.save(checkpoints, in_background=not is_asked)
             step.writer.look()
     heartbeat.beat("checkpoint")
+    if is_distributed(job.weights):
+        _make_way(folder / WEIGHTS, rank)
     step.export(folder / WEIGHTS, is_plain=job.is_trial, format=job.weights)
     step.finish_saving()
     if rank == 0 and user_file.save_beside is not None and not job.is_trial:
@@ -242,6 +245,14 @@ def evaluate_step(
         raise
     except Exception as error:
         raise_with_line(error, user_file, "evaluate(): ")
+
+
+def _make_way(weights: Path, rank: int) -> None:
+    """Remove the weights of this run in the other form; it is a collective."""
+    if rank == 0:
+        shutil.rmtree(weights, ignore_errors=True)
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def run_step(step: TrainingStep | CutStep, batch: Any, user_file: UserFile) -> float:

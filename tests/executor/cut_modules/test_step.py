@@ -91,6 +91,9 @@ STAGED = (
     ("gated", "data=2,tensor=2,offload=optimizer+activations"),
     ("gated", "pipeline=2,tensor=2,num_microbatches=4,schedule=zb1p"),
     ("packed", "pipeline=2,tensor=2,num_microbatches=2,recompute=1,chunks=2,schedule=interleaved"),
+    ("packed", "pipeline=2,tensor=2,num_microbatches=4,chunks=2,schedule=zbv"),
+    ("packed", "pipeline=2,tensor=2,num_microbatches=4,chunks=2,schedule=dualpipev"),
+    ("packed", "pipeline=2,tensor=2,num_microbatches=4,chunks=2,schedule=looped_bfs"),
 )
 """Networks with their plans."""
 STAGED_FAULTS = ("gradients of parts are not summed", "norms count copies", "sums are of one rank")
