@@ -102,5 +102,5 @@ def test_steps_leave_nothing_of_the_steps_before() -> None:
     for _ in range(6):
         step.global_batch(BATCH)
         gc.collect()
-        counts.append(sum(type(item) is _Layer for item in gc.get_objects())  # a dead proxy has no class)
+        counts.append(sum(type(item) is _Layer for item in gc.get_objects()))
     assert counts[1] == counts[-1]
