@@ -4,7 +4,6 @@ Files are written into ``NAME.partial``: every rank's part, by torch's distribut
 first rank. Then each rank reads its part again for its SHA-256; the first one writes these and renames the folder.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshwise.executor.saving.digests import DIGESTS, compute_digests, format_digests
-from meshwise.executor.training.checkpoint import CheckpointError, describe_error, write_file
+from meshwise.executor.training.checkpoint import CheckpointError, describe_error, sync_folder, write_file
 
 PARTIAL, OLD = ".partial", ".old"
 METADATA = ".metadata"
@@ -67,7 +66,7 @@ def write_folder(
         own = compute_digests([partial / name for name in (METADATA, *files)])
         everything = {name: digest for part in (*digests, own) for name, digest in part.items()}
         write_file(partial / DIGESTS, [memoryview(format_digests(everything))])
-        _sync(partial)  # before the rename: after a power failure a complete name must mean complete content
+        sync_folder(partial)  # before the rename: after a power failure a complete name must mean complete content
         old = target.with_name(f"{target.name}{OLD}{PARTIAL}")
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -78,7 +77,7 @@ def write_folder(
             if old.exists():
                 old.rename(target)
             raise
-        _sync(target.parent)
+        sync_folder(target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
     _act_together(begin if rank == 0 else None, target, num_ranks, group)
@@ -109,11 +108,3 @@ def _act_together(action: Callable[[], Any] | None, target: Path, num_ranks: int
 
 def _tell(error: BaseException) -> str:
     return describe_error(error) if isinstance(error, OSError) else " ".join(str(error).split())[:300]
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

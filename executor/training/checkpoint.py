@@ -331,12 +331,12 @@ def commit_checkpoint(partial: Path, document: Mapping[str, Any], keep: int) -> 
         raise CheckpointError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, met {len(text)}: too many tensors")
     for name, content in ((MANIFEST, text), (SEAL, format_seal(text))):
         write_file(partial / name, [memoryview(content)])
-    _sync(partial)  # before the rename: after a power failure a complete name must mean complete content
+    sync_folder(partial)  # before the rename: after a power failure a complete name must mean complete content
     final = partial.with_name(partial.name.removesuffix(_PARTIAL))
     if final.exists():
         _discard(final)
     partial.rename(final)
-    _sync(final.parent)
+    sync_folder(final.parent)
     checkpoints = list_checkpoints(final.parent)
     position = checkpoints.index(final)
     for checkpoint in (*checkpoints[:position], *checkpoints[position + keep :]):
@@ -351,7 +351,8 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(condemned)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,46 +14,8 @@ from meshwise.executor.user_training.run import train
 from meshwise.scenarios.module_plans.cut_plans import choose_cut_plans
 from meshwise.scenarios.module_plans.planning import RankStarter
 from meshwise.scenarios.module_plans.prediction import StepPredictor, build_model
+from tests.scenarios.module_plans.token_file import FILE
 
-FILE = """
-import torch
-from torch import nn
-from torch.nn import functional
-
-BATCH = 16
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(64)
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x):
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(32, 64)
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-        self.head = nn.Linear(64, 32)
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
-
-
-def model():
-    return Tokens()
-
-
-def data():
-    return torch.utils.data.TensorDataset(torch.arange(128 * 64).view(128, 64) % 32)
-"""
 COMBINATIONS = (
     "tensor=2",
     "tensor=2,num_microbatches=4",

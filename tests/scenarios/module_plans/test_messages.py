@@ -18,48 +18,10 @@ from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 from meshwise.scenarios.module_plans.prediction import StepPredictor, build_model
 from meshwise.scenarios.oracle_check import find_axes, to_torch_plan
 from meshwise.strategies.lowering.communications import Communication, communications
+from tests.scenarios.module_plans.token_file import BATCH, FILE, HIDDEN, ROWS
 
 HERE = Path(__file__).parent
-RANKS, BATCH, HIDDEN, ROWS = 4, 16, 64, 32
-FILE = f"""
-import torch
-from torch import nn
-from torch.nn import functional
-
-BATCH = {BATCH}
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm({HIDDEN})
-        self.up, self.down = nn.Linear({HIDDEN}, 256), nn.Linear(256, {HIDDEN})
-
-    def forward(self, x):
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding({ROWS}, {HIDDEN})
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-        self.head = nn.Linear({HIDDEN}, {ROWS})
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
-
-
-def model():
-    return Tokens()
-
-
-def data():
-    return torch.utils.data.TensorDataset(torch.arange(128 * 64).view(128, 64) % {ROWS})
-"""
+RANKS = 4
 WORDS = (
     "data=4",
     "data=4,num_microbatches=2",
