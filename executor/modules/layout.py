@@ -21,6 +21,7 @@ from meshwise.strategies.plan.recomputation import (
     find_stage_recompute,
     parse_words,
     recomputation,
+    write_words,
 )
 from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
 
@@ -100,7 +101,7 @@ class ModuleLayout:
         """Raise where operators are named, or a list has not one choice a stage."""
         if isinstance(self.recompute, PerStage) and len(self.recompute.stages) != self.num_stages:
             met = f"met {len(self.recompute.stages)}"
-            nearest = self.find_recompute(0)
+            nearest = write_words(self.find_recompute(0))
             rule = f"recompute of a list has one a stage, of {self.num_stages} in all"
             raise ValueError(f"{rule}, {met}; nearest: {nearest}")
         if not all(isinstance(self.find_recompute(place), Recompute | FirstLayers) for place in range(self.num_stages)):

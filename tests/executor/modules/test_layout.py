@@ -84,7 +84,7 @@ def test_a_plan_that_cuts_operators_is_part_of_its_layout() -> None:
         ({"zero": 4}, "zero is 0, 1, 2 or 3, met 4; nearest: 3"),
         ({"data": 4, "zero": 1, "zero_shards": 3}, r"zero_shards divides data\(4\)"),
         ({"recompute": SomeOperators(("up",))}, "not operators by name, met up; nearest: full"),
-        ({"recompute": parse_words("1+none")}, "one a stage, of 1 in all, met 2"),
+        ({"recompute": parse_words("1+none")}, "one a stage, of 1 in all, met 2; nearest: full:1"),
         ({"offload": offloading(["parameters"])}, "all of its optimizer or activations.*met parameters"),
         ({"offload": offloading({"activations": 0.5})}, "met 0.5 of activations"),
         ({"offload": offloading(["activations"]), "recompute": Recompute.SELECTIVE}, "stays on the device"),
