@@ -32,6 +32,7 @@ from meshwise.executor.cut_modules.plan_choice import (
     keep_operator_axes,
     list_operator_axes,
 )
+from meshwise.executor.cut_modules.plan_stages import PlannedStagesStep, list_stage_starts
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.cut_modules.whole_states import put_parts
 from meshwise.executor.modules.batches import count_samples
@@ -45,8 +46,13 @@ from meshwise.executor.stages.export import StepGraph, export_step
 from meshwise.executor.stages.pipelined_step import PipelinedStep
 
 
-def make_cut_step(module: nn.Module, layout: ModuleLayout, **options: Any) -> "CutStagesStep | CutStep":
-    """Return the step of training of a module whose operators are cut; options are those of `CutStep`."""
+def make_cut_step(
+    module: nn.Module, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
+) -> "PlannedStagesStep | CutStagesStep | CutStep":
+    """Return the step of training of a module under a layout with a plan, or that needs one; see `CutStep`."""
+    if layout.tensor == 1:
+        return PlannedStagesStep(module, layout, **options)
+    options["choose_plan"] = choose_plan
     return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
 
 
@@ -123,6 +129,7 @@ class CutStagesStep(PipelinedStep):
             assert self.choose_plan is not None
             check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
             plan = agree_on_plan(self.choose_plan, captured)
+        self._cuts = self.layout.cuts or list_stage_starts(captured, plan)
         plan = keep_operator_axes(plan)
         require_same_module(plan, captured, self.module)
         self._ranks = RankMesh(self._mesh[tuple(self._operator_axes)])

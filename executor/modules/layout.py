@@ -1,15 +1,10 @@
 """What a plan says of a user's module: data parallelism, shards of states, recomputation, stages, cuts of operators."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from meshwise.executor.supported import ALL_REDUCE
-from meshwise.strategies.plan.layout import STEP_DECISIONS
-from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, REPLICA
+from meshwise.strategies.plan.mesh import DATA
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading, offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import (
@@ -112,7 +107,7 @@ class ModuleLayout:
         """Raise where a part of something is kept on the host, or what is not."""
         if not self.offload:
             return
-        whole = _find_whole(self.offload)
+        whole = find_whole(self.offload)
         if self.offload != whole:
             rule = f"offload of a module is all of its {' or '.join(OFFLOADS)}, stepped on the host"
             raise ValueError(f"{rule}, met {self.offload}; nearest: {whole or OFFLOADS[0]}")
@@ -299,7 +294,7 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
     return replace(default, **values)
 
 
-def _find_whole(offload: Offloading) -> Offloading:
+def find_whole(offload: Offloading) -> Offloading:
     """Return what of an offloading a module can have on the host."""
     return offloading([name for name in OFFLOADS if getattr(offload, name) == WHOLE_FRACTION])
 
@@ -310,64 +305,3 @@ def _parse_offload(text: str) -> Offloading:
         return offloading(() if text == "none" else text.split("+"))
     except ValueError as error:
         raise ValueError(f"plan: offload {error}") from error
-
-
-def read_plan(path: Path) -> Plan:
-    """Return the plan in a file as ``meshwise search --out`` writes it; ``ValueError`` for other files."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-        return Plan.from_json(document.get("plan", document))
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: a plan file as `meshwise search --out` writes it, met {error}") from error
-
-
-def find_module_layout(plan: Plan) -> ModuleLayout:
-    """Return what a plan says of a user's module: one that stays whole, or whose operators its shardings cut.
-
-    Raises
-    ------
-    ValueError
-        With every reason where the plan says more, such as stages.
-    """
-    if reasons := tuple(list_cuts(plan)):
-        raise ValueError("a user's module runs in one stage: " + "; ".join(reasons))
-    recompute = find_stage_recompute(plan.recompute, 0)
-    if plan.operator_ranks > 1:
-        if not plan.shardings:
-            raise ValueError(f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings")
-        options: dict[str, Any] = {"num_microbatches": plan.num_microbatches, "recompute": recompute}
-        options["offload"] = plan.offload
-        return ModuleLayout(plan.data, plan.zero, tensor=plan.operator_ranks, plan=plan, **options)
-    shards = plan.shards if plan.zero and plan.replica > 1 else 0
-    keeps_parameters = plan.zero == 3 and not plan.reshard_after_forward
-    return ModuleLayout(
-        plan.data, plan.zero, shards, not keeps_parameters, plan.num_microbatches, recompute, offload=plan.offload
-    )
-
-
-_TOLD = frozenset(("zero", "reshard_after_forward", "microbatch", "recompute", "offload", "gradient_reduction"))
-_SILENT = frozenset(("schedule", "chunks", "placement", "overlap_gradients"))
-"""Decisions that say nothing of a module in one stage; which device a rank is on is the launcher's."""
-
-
-def list_cuts(plan: Plan) -> Iterator[str]:
-    """Yield every reason why a `ModuleLayout` cannot say a plan."""
-    known_axes = (DATA, *OPERATOR_AXES) if plan.operator_ranks > 1 else (DATA, REPLICA)
-    for axis in plan.mesh.axes:
-        if axis.name not in known_axes and axis.size > 1:
-            yield f"{axis.name}: met {axis.size}; nearest: 1"
-    if not isinstance(plan.microbatch, int):
-        yield f"microbatch: one size on all data ranks, met {list(plan.microbatch)}; nearest: {plan.sizes[-1]}"
-    if find_stage_recompute(plan.recompute, 0).layer not in RECOMPUTES:  # there selective is attention alone
-        yield f"recompute: a block is computed again whole or not at all, met {plan.recompute}; nearest: full"
-    if plan.asynchronous:
-        yield f"schedule: a step ends before the next begins, met {plan.schedule}; nearest: 1f1b"
-    if plan.offload != (whole := _find_whole(plan.offload)):
-        rule = f"offload: all {' or '.join(OFFLOADS)} of a module, stepped on the host"
-        yield f"{rule}, met {plan.offload}; nearest: {whole or 'none'}"
-    if plan.gradient_reduction != ALL_REDUCE:
-        yield f"gradient_reduction: all ranks update, met {plan.gradient_reduction}; nearest: {ALL_REDUCE}"
-    for decision in STEP_DECISIONS:
-        value = getattr(plan, decision.name)
-        if decision.name not in _TOLD | _SILENT and value != decision.default and decision.changes(plan):
-            yield f"{decision.name}: met {value}; nearest: {decision.default}"

@@ -20,13 +20,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from meshwise.executor.modules.layout import ModuleLayout, find_module_layout, parse_layout, read_plan
+from meshwise.executor.modules.layout import ModuleLayout, parse_layout
 from meshwise.executor.modules.losses import LossFunction
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, make_adamw
 from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.stages.pipelined_step import PipelinedStep
 from meshwise.executor.starting.construction import Start, make_start
+from meshwise.executor.supported_modules import find_module_layout, read_plan
 from meshwise.strategies.plan.plan import Plan
 
 

@@ -105,6 +105,7 @@ class PipelinedStep(TrainingStep):
         sizes |= self._operator_axes
         self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         microbatch = split_evenly(batch, layout.num_microbatches, "microbatches")[0]
+        self._cuts = layout.cuts or self._find_planned_cuts(microbatch)
         num_items = self._count_items(batch) if self._loss_kind is LossKind.SHARES else None
         with KeepDouble() if self.precision == "fp64" else nullcontext():
             step = self._export(microbatch, num_items)
@@ -137,11 +138,15 @@ class PipelinedStep(TrainingStep):
         """Return the graph of a microbatch."""
         return export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
 
+    def _find_planned_cuts(self, microbatch: Any) -> tuple[str, ...]:
+        """Return the modules at which the stages of a plan begin; none for stages of about equal work."""
+        return ()
+
     def _divide(self, step: StepGraph, num_stages: int) -> tuple[StageNodes, ...]:
         own_blocks = {id(block) for block in list_blocks(self.module)}
         blocks = frozenset(name for name, part in self.module.named_modules() if id(part) in own_blocks)
         operators = list_operators(step)
-        cuts = choose_cuts(step, operators, num_stages, self.layout.cuts, blocks)
+        cuts = choose_cuts(step, operators, num_stages, self._cuts, blocks)
         stages = divide_graph(step, operators, cuts, blocks)
         counts, choice = [len(nodes.blocks) for nodes in stages], self.layout.recompute
         pairs = zip(counts, choice.stages, strict=True) if isinstance(choice, PerStage) else [(max(counts), choice)]

@@ -299,19 +299,22 @@ def _read_layout(plan: str | None, processes: int | None, device: str) -> "Modul
 
 
 def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
-    """Return a job whose plan says how operators are cut, chosen where it has none; others are returned unchanged.
+    """Return a job whose plan says how operators are cut, chosen where it has none, and at which modules stages begin.
 
-    The module of the file is captured, and refused where it cannot be cut.
+    The module of the file is captured, and refused where it cannot be cut. Other jobs are returned unchanged.
     """
     layout = job.layout
-    if layout.tensor == 1:
+    if layout.tensor == 1 and layout.plan is None:
         return job
+    from meshwise.executor.cut_modules.plan_stages import list_stage_starts
     from meshwise.executor.user_training.cuts import capture_job  # needs torch
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     captured = capture_job(job)
     if layout.plan is not None:
-        return job
+        cuts = list_stage_starts(captured, layout.plan) if layout.pipeline > 1 else ()
+        plan = layout.plan if layout.tensor > 1 else None
+        return dataclasses.replace(job, layout=dataclasses.replace(layout, cuts=cuts, plan=plan))
     plan = choose_cuts(
         captured.graph,
         data=layout.data,

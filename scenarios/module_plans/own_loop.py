@@ -9,6 +9,7 @@ from meshwise.strategies.plan.plan import Plan
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
     from meshwise.executor.cut_modules.cut_stages import CutStagesStep
+    from meshwise.executor.cut_modules.plan_stages import PlannedStagesStep
     from meshwise.executor.cut_modules.step import CutStep
     from meshwise.executor.module_measures.figures import ModuleFigures
     from meshwise.executor.module_measures.live_module import LiveModule
@@ -24,7 +25,7 @@ SEARCH = "search"
 
 def parallelize(
     module: Any, plan: "Plan | ModuleLayout | str | Path | None" = None, **options: Any
-) -> "TrainingStep | CutStep | CutStagesStep | SearchedStep":
+) -> "TrainingStep | PlannedStagesStep | CutStep | CutStagesStep | SearchedStep":
     """Return the step of training of a module under a plan, in a loop of the user's own.
 
     It is called on every rank that a launcher such as torchrun has started. What it returns is called with the samples
@@ -62,7 +63,7 @@ def parallelize(
     if isinstance(plan, Path) or (isinstance(plan, str) and plan != SEARCH and "=" not in plan):
         plan = plan_files.read_layout(Path(plan))
     layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
-    if isinstance(layout, ModuleLayout) and layout.tensor == 1:
+    if isinstance(layout, ModuleLayout) and layout.tensor == 1 and layout.plan is None:
         return parallelize_whole(module, layout, **options)
     module = make_start(module, options.get("seed", 0)).build()
     if not isinstance(layout, ModuleLayout):
