@@ -5,16 +5,18 @@ at blocks of the graph, whose modules a capture finds (`meshwise.executor.cut_mo
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meshwise.executor.modules.layout import OFFLOADS, RECOMPUTES, ModuleLayout, find_whole
-from meshwise.executor.supported import ALL_REDUCE
+from meshwise.executor.supported import ALL_REDUCE, PRECISIONS, Rule
 from meshwise.strategies.plan.completion import layout_without_stages
-from meshwise.strategies.plan.layout import STEP_DECISIONS, Layout
+from meshwise.strategies.plan.layout import STEP_DECISIONS, Decision, Layout
 from meshwise.strategies.plan.mesh import AXES, DATA, OPERATOR_AXES, PIPELINE, REPLICA
 from meshwise.strategies.plan.plan import Plan
+from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import PerStage, Recompute, SomeOperators, find_stage_recompute
 from meshwise.strategies.schedules.schedule import find_rule
 
@@ -46,7 +48,7 @@ def find_module_layout(plan: Plan) -> ModuleLayout:
     ValueError
         With every reason where a run of a module cannot follow the plan.
     """
-    if reasons := tuple(dict.fromkeys(list_refusals(plan))):
+    if reasons := tuple(dict.fromkeys(_list_plan_refusals(plan))):
         raise ValueError("a user's module does not run so: " + "; ".join(reasons))
     is_whole = plan.pipeline == plan.operator_ranks == 1
     return ModuleLayout(
@@ -65,12 +67,17 @@ def find_module_layout(plan: Plan) -> ModuleLayout:
     )
 
 
-def list_refusals(plan: Plan) -> Iterator[str]:
-    """Yield every reason why a run of a user's module cannot follow a plan."""
+def list_refusals(training: Training, plan: Plan) -> Iterator[str]:
+    """Yield every reason why a run of a user's module cannot follow a plan for a training step."""
+    yield from _check_training(training)
+    yield from _list_plan_refusals(plan)
+
+
+def _list_plan_refusals(plan: Plan) -> Iterator[str]:
     if plan.operator_ranks > 1 and not plan.shardings:
         yield f"tensor({plan.operator_ranks}): a plan says how operators are cut, met no shardings"
     layout = layout_without_stages(plan)
-    for rule in list_rules():
+    for rule in _LAYOUT_RULES:
         yield from rule(layout)
     order = [axis.name for axis in plan.mesh.axes if axis.size > 1]
     usual = [name for name in (PIPELINE, REPLICA, DATA, *OPERATOR_AXES) if name in order]
@@ -78,12 +85,21 @@ def list_refusals(plan: Plan) -> Iterator[str]:
         yield f"order: ranks of a module in stages are numbered along {', '.join(usual)}, met {', '.join(order)}"
 
 
-def list_rules() -> tuple[Callable[[Layout], Iterator[str]], ...]:
+def list_rules(training: Training) -> tuple[Rule, ...]:
     """Return the rules that decide which layouts a run of a user's module can follow.
 
     Which batch a module divides, and whether it has stages at all, only a run of its file shows.
     """
-    return _check_axes, _check_schedule, _check_recompute, _check_offload, _check_reduction, _check_decisions
+    reasons = tuple(_check_training(training))
+    return (lambda layout: iter(reasons), *_LAYOUT_RULES)
+
+
+def _check_training(training: Training) -> Iterator[str]:
+    if training.precision not in PRECISIONS:
+        known = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        yield f"precision: modules are trained in {known}, met {training.precision}; nearest: bf16"
+    if training.state_precision != "fp32":
+        yield f"state_precision: states of optimizers are fp32, met {training.state_precision}; nearest: fp32"
 
 
 def _check_axes(layout: Layout) -> Iterator[str]:
@@ -129,8 +145,18 @@ def _check_reduction(layout: Layout) -> Iterator[str]:
         yield f"gradient_reduction: all ranks update, met {layout.gradient_reduction}; nearest: {ALL_REDUCE}"
 
 
-def _check_decisions(layout: Layout) -> Iterator[str]:
-    for decision in STEP_DECISIONS:
-        value: Any = getattr(layout, decision.name)
-        if decision.name not in _TOLD | _SILENT and value != decision.default and decision.changes(layout):
-            yield f"{decision.name}: met {value}; nearest: {decision.default}"
+def _check_decision(decision: Decision, layout: Layout) -> Iterator[str]:
+    value: Any = getattr(layout, decision.name)
+    if value != decision.default and decision.changes(layout):
+        yield f"{decision.name}: met {value}; nearest: {decision.default}"
+
+
+_LAYOUT_RULES: tuple[Rule, ...] = (
+    _check_axes,
+    _check_schedule,
+    _check_recompute,
+    _check_offload,
+    _check_reduction,
+    # a rule each: what a rule reads is tried in all combinations
+    *(partial(_check_decision, decision) for decision in STEP_DECISIONS if decision.name not in _TOLD | _SILENT),
+)

@@ -42,6 +42,10 @@ MIN_SECONDS = 0.5
 """Least seconds for which a further search starts: listing its plans takes as long."""
 
 
+TRAIN = "meshwise train FILE.py --plan"
+"""What runs the plan of a captured module."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A trainer that can run a plan: a target of `meshwise export` by name, or `EXECUTE`.
@@ -49,17 +53,18 @@ class Launch:
     Figures are by the conventions of the framework that the scenario names, else of the trainer; None where the
     scenario names none and those of the trainer are not known. ``peak_memory`` is in bytes of the fullest device,
     ``fits`` says whether every device and host has enough memory, and ``out_of_memory`` is the probability that a
-    device lacks it.
+    device lacks it. ``command`` is that of this program which runs the plan, where one does.
     """
 
     trainer: str
     peak_memory: float | None = None
     fits: bool | None = None
     out_of_memory: float | None = None
+    command: str = ""
 
     def describe(self) -> str:
         """Return the trainer in words and, where the plan does not fit there, the memory that it needs."""
-        name = "meshwise execute" if self.trainer == EXECUTE else self.trainer
+        name = self.command or self.trainer
         if self.peak_memory is None or self.out_of_memory is None:
             return f"{name} (how it keeps memory is not known)"
         memory_text = f"{format_size(self.peak_memory)} by its conventions, {format_risk(self.out_of_memory)}"
@@ -70,9 +75,11 @@ def list_launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
     """Return every trainer that can run a plan of a scenario, with the memory that it needs there."""
     rows: list[Launch] = []
     verdicts: dict[str, tuple[float, bool, float]] = {}  # by framework: its trainers have the same memory conventions
+    own = TRAIN if isinstance(scenario.spec, GraphModel) else "meshwise execute"
     for trainer in list_trainers(scenario.spec, scenario.problem, plan):
+        command = own if trainer == EXECUTE else ""
         if scenario.framework is None and trainer not in FRAMEWORK_OF:
-            rows.append(Launch(trainer))
+            rows.append(Launch(trainer, command=command))
             continue
         priced_problem = scenario.to_target_problem(trainer)
         framework = priced_problem.training.framework
@@ -80,7 +87,7 @@ def list_launches(scenario: Scenario, plan: Plan) -> tuple[Launch, ...]:
             cost_model = SimulatedCost(priced_problem)
             forecast = forecast_memory(cost_model, plan)
             verdicts[framework] = cost_model.peak_memory(plan), forecast.fits, forecast.out_of_memory
-        rows.append(Launch(trainer, *verdicts[framework]))
+        rows.append(Launch(trainer, *verdicts[framework], command=command))
     return tuple(rows)
 
 
@@ -151,8 +158,8 @@ def fastest_runnable(scenario: Scenario, time_left: TimeLeft, budget: int | None
     return min(rows, key=lambda row: row.step_time, default=None)
 
 
-CAPTURED = "no trainer: each builds models of its own; execute --module runs plans without ZeRO, recompute and overlap"
-"""Where the plan of a captured graph runs."""
+CAPTURED = "no trainer: each builds models of its own; --for execute finds the fastest that meshwise train runs"
+"""Where a plan of a captured graph runs that no run of its module can follow."""
 
 
 def describe_launches(trainer_launches: tuple[Launch, ...], spec: Model | None = None) -> str:

@@ -10,6 +10,7 @@ from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import CutError
 from meshwise.executor.modules.sharding import find_rank
 from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis, Mesh
+from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 
 PlanChoice = Callable[[CapturedModule], Plan]
@@ -42,6 +43,7 @@ def list_operator_axes(plan: Plan | None, tensor: int) -> dict[str, int]:
 
 
 def keep_operator_axes(plan: Plan) -> Plan:
-    """Return a plan of one data rank: what it says of operators alone."""
+    """Return a plan of one stage and one data rank: what it says of operators alone."""
     axes = tuple(Axis(name, size) for name, size in list_operator_axes(plan, 1).items())
-    return replace(plan, mesh=Mesh(axes), zero=0)
+    stage = Stage(tuple(block for stage in plan.stages for block in stage.blocks))
+    return replace(plan, mesh=Mesh(axes), stages=(stage,), zero=0)

@@ -1,6 +1,6 @@
 """At which modules of a user's module the stages of a plan begin, whose blocks are those of its captured graph."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import Node
 
@@ -20,37 +20,54 @@ from meshwise.strategies.plan.plan import Plan
 def list_stage_starts(captured: CapturedModule, plan: Plan) -> tuple[str, ...]:
     """Return the names of the modules at which the stages of a plan after the first begin, as `ModuleLayout.cuts`.
 
+    Where a block begins within a module, it is the module that begins nearest to it: the block of a layer has its
+    norm, say, but not the sum before it.
+
     Raises
     ------
     CutError
-        Where a stage has no block, or begins within a module that an earlier stage has begun.
+        Where a stage has no block, or no module begins between two of them.
     """
-    blocks = _list_blocks(captured)
-    starts: list[str] = []
-    begun: set[str] = set()
+    places = _list_places(captured)
+    first_places: dict[str, int] = {}
+    for place, node in enumerate(places.operators):
+        for path in list_paths(node):
+            first_places.setdefault(path, place)
+    starts = [""]
+    last = 0
     for number, stage in enumerate(plan.stages):
         if not stage.blocks:
             raise CutError(f"plan: every stage has blocks of the module, met none in stage {number}")
-        first = list_paths(blocks[stage.blocks[0]][0])
-        start = next((path for path in first if path not in begun), None)
-        if number and start is None:
-            within = first[-1] if first else "forward"
-            rule = "stages of a run begin where a module does"
-            raise CutError(f"plan: {rule}, met stage {number}, which begins at {stage.blocks[0]} within {within}")
-        starts.append(start or "")
-        begun.update(path for block in stage.blocks for node in blocks[block] for path in list_paths(node))
+        if not number:
+            continue
+        place = places.blocks[stage.blocks[0]]
+        start = min(
+            (path for path, first in first_places.items() if first > last),
+            key=lambda path: abs(first_places[path] - place),
+            default=None,
+        )
+        if start is None:
+            raise CutError(f"plan: a stage of a run begins where a module does, met {stage.blocks[0]}")
+        starts.append(start)
+        last = first_places[start]
     return tuple(starts[1:])
 
 
-def _list_blocks(captured: CapturedModule) -> dict[str, list[Node]]:
-    """Return the operators of every occurrence of a block, in order, by its name."""
+class _Places(NamedTuple):
+    """The operators of a captured module in order, and the place of the first one of every occurrence of a block."""
+
+    operators: list[Node]
+    blocks: dict[str, int]
+
+
+def _list_places(captured: CapturedModule) -> _Places:
     names = {block.name: block.names() for block in captured.graph.blocks}
-    result: dict[str, list[Node]] = {}
-    for node in captured.module.graph.nodes:
-        if node.name in captured.operators:
-            block = captured.operators[node.name].partition(".")[0]
-            result.setdefault(names[block][captured.occurrence[node.name]], []).append(node)
-    return result
+    operators = [node for node in captured.module.graph.nodes if node.name in captured.operators]
+    blocks: dict[str, int] = {}
+    for place, node in enumerate(operators):
+        block = captured.operators[node.name].partition(".")[0]
+        blocks.setdefault(names[block][captured.occurrence[node.name]], place)
+    return _Places(operators, blocks)
 
 
 class PlannedStagesStep(PipelinedStep):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from meshwise.executor.capture.capture import capture, format_error
+from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import take_tensors
 from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, select_samples
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
@@ -47,14 +48,18 @@ class FirstBatch:
             return has_weighted_loss(self.user_file.build_model(self.job.seed), self.batch, self.user_file.loss)
 
     def capture(self) -> OperatorGraph:
-        """Return the operator graph of the module with its loss, as `capture_graph` does."""
+        """Return the operator graph of the module with its loss."""
+        return self.capture_module().graph
+
+    def capture_module(self) -> CapturedModule:
+        """Return the module with its loss, as `capture_loss` does."""
         with redirect_stdout(sys.stderr):
             module = self.user_file.build_model(self.job.seed)
-            return capture_graph(module, self.batch, self.user_file.loss)
+            return capture_loss(module, self.batch, self.user_file.loss)
 
 
-def capture_graph(module: nn.Module, batch: Any, loss: LossFunction | None) -> OperatorGraph:
-    """Return the operator graph of a module with its loss; blocks and operators have the names of a cut module's.
+def capture_loss(module: nn.Module, batch: Any, loss: LossFunction | None) -> CapturedModule:
+    """Return a module with its loss, captured; blocks and operators have the names of a cut module's.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def capture_graph(module: nn.Module, batch: Any, loss: LossFunction | None) -> O
     try:
         samples = select_samples(batch, 0, min(count_samples(batch), CAPTURED_SAMPLES))
         with take_tensors(module, samples, loss):
-            return capture(module, list_tensors(samples), "module").graph
+            return capture(module, list_tensors(samples), type(module).__name__.lower())
     except ValueError:
         raise
     except Exception as error:  # torch.export and the user's own code raise anything

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from meshwise.executor.cut_modules.captures import CutError, capture_batch, check_program, require_same_module
 from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.module_measures.figures import ModuleFigures
-from meshwise.executor.module_measures.first_batch import capture_graph, has_weighted_loss
+from meshwise.executor.module_measures.first_batch import capture_loss, has_weighted_loss
 from meshwise.executor.module_measures.measuring import measure_module
 from meshwise.executor.module_measures.source import ModuleSource, copy_module, copy_source
 from meshwise.executor.modules.batches import count_samples, map_tensors, select_samples
@@ -66,7 +66,7 @@ class LiveModule:
 
     def capture(self) -> OperatorGraph:
         """Return the operator graph; ``ValueError`` where it cannot be captured."""
-        return capture_graph(self._copy(), self._to_host(self._batch), self.loss)
+        return capture_loss(self._copy(), self._to_host(self._batch), self.loss).graph
 
     def has_weight(self) -> bool:
         """Return whether the loss is a pair (sum, weight)."""

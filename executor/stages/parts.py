@@ -106,6 +106,30 @@ def divide_graph(
     )
 
 
+def splits_by_inputs(step: StepGraph, nodes: StageNodes) -> bool:
+    """Return whether torch can compute the gradients of a stage's parameters after those of what it has received.
+
+    Torch goes on from the operators that lie on a path from a received value to what is sent. A parameter that is read
+    beside such paths, as by the embedding of a decoder that receives an encoder's states, would have no gradient, or
+    twice its own (`torch.distributed.pipelining._backward.get_param_groups`). What is computed of parameters alone, as
+    a bias of positions, may be beside: what lies on a path reads it.
+    """
+    inner = {node for node in nodes.received if node.name not in nodes.bound and _passes_gradients(node)}
+    beside = {node for node in step.graph.nodes if step.parameters.get(node.name) in step.trained}
+    of_batch = {node for node in step.graph.nodes if node.op == "placeholder" and node.name in step.inputs}
+    for node in step.graph.nodes:
+        if node.op == "call_function" and _meets(node, of_batch):
+            of_batch.add(node)
+    for node in nodes.operators:
+        if _meets(node, inner):
+            inner.add(node)
+        elif _meets(node, beside):
+            if _meets(node, of_batch):
+                return False
+            beside.add(node)
+    return bool(inner) and beside.isdisjoint(nodes.sent)
+
+
 def _is_list(node: Node) -> bool:
     return isinstance(node.meta.get("val"), tuple | list)
 

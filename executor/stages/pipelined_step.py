@@ -35,10 +35,11 @@ from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
 from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
-from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
+from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names, splits_by_inputs
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
 from meshwise.strategies.plan.recomputation import PerStage
+from meshwise.strategies.schedules.schedule import find_rule
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -48,6 +49,10 @@ def copy_skeleton(module: nn.Module) -> nn.Module:
         for parameter in module.parameters()
     }
     return copy.deepcopy(module, dict(empty))
+
+
+def _do_nothing() -> None:
+    """Compute nothing."""
 
 
 class _PipelineStage(QuietStage):
@@ -121,7 +126,7 @@ class PipelinedStep(TrainingStep):
         stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
         self._input_names = step.inputs
         self._buckets: dict[int, GradientBuckets] = {}
-        runtime_stages = [self._wrap(place, stage, all_nodes) for place, stage in stages.items()]
+        runtime_stages = [self._wrap(step, place, stage, all_nodes) for place, stage in stages.items()]
         self._runtime = build_runtime(runtime_stages, actions, self._add_loss, lambda _: None)
         self._is_first, self._is_last = 0 in stages, actions.num_stages - 1 in stages
         self._stages = stages
@@ -197,7 +202,7 @@ class PipelinedStep(TrainingStep):
                     parameters[name] = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)
         return stages
 
-    def _wrap(self, place: int, stage: Stage, all_nodes: Sequence[StageNodes]) -> _PipelineStage:
+    def _wrap(self, step: StepGraph, place: int, stage: Stage, all_nodes: Sequence[StageNodes]) -> _PipelineStage:
         """Return a stage for torch's pipeline, sharded, or with buckets for its gradients."""
         layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
         submodule: nn.Module = stage
@@ -208,6 +213,8 @@ class PipelinedStep(TrainingStep):
         result = _PipelineStage(
             submodule, place, len(all_nodes), self.device, input_args=inputs, output_args=outputs, group=self._group
         )
+        if place and find_rule(layout.schedule).splits_backward and not splits_by_inputs(step, nodes):
+            result.dw_builder = lambda: _do_nothing  # backward of inputs makes all gradients then
         result.turn_microbatches = list_turns(layout.actions, self._mesh["pipeline"].get_local_rank(), place)
         result.activations = self._activations
         if layout.data > 1 and not layout.zero:

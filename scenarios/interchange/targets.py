@@ -11,6 +11,9 @@ from functools import partial
 from typing import Any
 
 from meshwise.executor.supported import find_unsupported, list_rules
+from meshwise.executor.supported_modules import list_refusals as list_module_refusals
+from meshwise.executor.supported_modules import list_rules as list_module_rules
+from meshwise.scenarios.inputs.graph_file import GraphModel
 from meshwise.scenarios.interchange.accelerate import ACCELERATE
 from meshwise.scenarios.interchange.deepspeed import DEEPSPEED
 from meshwise.scenarios.interchange.facts import (
@@ -69,6 +72,16 @@ class Acceptance:
         return "the executor" if self.target == EXECUTE else TARGETS[self.target].versioned_name
 
     @property
+    def is_module(self) -> bool:
+        """Whether what runs is a user's module, whose captured graph the model is."""
+        return self.target == EXECUTE and isinstance(self.spec, GraphModel)
+
+    @property
+    def cuts_operators(self) -> bool:
+        """Whether it may accept plans whose operators are cut apart: a run of a captured module follows these."""
+        return self.is_module
+
+    @property
     def can(self) -> str:
         """The beginning of a message: the target, and that it can say or run what follows."""
         return f"{self.versioned_name} can {'run' if self.target == EXECUTE else 'say'}"
@@ -79,12 +92,14 @@ class Acceptance:
         Raises
         ------
         ValueError
-            Where the model is no decoder transformer, which no target has.
+            Where the model is no decoder transformer, which no trainer has; the executor also runs captured modules.
         """
-        spec, training = check_decoder(self.spec), problem.training
+        training = problem.training
         if self.target == EXECUTE:
             has_idle = len(problem.cluster.free_devices) != problem.cluster.num_devices
-            return (*list_rules(spec, training), *([_check_idle] if has_idle else []))
+            rules = list_module_rules(training) if self.is_module else list_rules(check_decoder(self.spec), training)
+            return (*rules, *([_check_idle] if has_idle else []))
+        spec = check_decoder(self.spec)
         known_facts, meanings = (
             collect_training_facts(training) | collect_model_facts(spec, training),
             Meanings(problem),
@@ -93,6 +108,8 @@ class Acceptance:
 
     def list_refusals(self, problem: Problem, plan: Plan) -> tuple[str, ...]:
         """Return every reason why the target does not accept a plan; empty where it does."""
+        if self.is_module:
+            return tuple(dict.fromkeys(list_module_refusals(problem.training, plan)))
         try:
             spec = check_decoder(self.spec)
             if self.target == EXECUTE:

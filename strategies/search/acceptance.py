@@ -31,6 +31,10 @@ FAMILY_FIELDS = frozenset(names_at(Level.DEGREE, Level.FAMILY))
 class Acceptor(Protocol):
     """Something that accepts or refuses plans; a frozen value that can be sent to other processes."""
 
+    @property
+    def cuts_operators(self) -> bool:
+        """Whether it may accept plans whose operators are cut apart, each in its own way."""
+
     def list_rules(self, problem: Problem) -> Sequence[Rule]:
         """Return the rules for the layouts of a problem."""
 

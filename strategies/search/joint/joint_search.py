@@ -109,7 +109,8 @@ class JointSearch:
 
     def _is_open(self) -> bool:
         """Return whether a space leaves stages and operators open; trainers can say no operators cut apart."""
-        return self.space.accepts is None and self.space.stages is None
+        acceptor = self.space.accepts
+        return (acceptor is None or acceptor.cuts_operators) and self.space.stages is None
 
     def run(self) -> Generator[Plan | Proof, Evaluation, None]:
         """Yield the plans of `run_meshes`, then the fastest plans of other searches with operators cut anew.
