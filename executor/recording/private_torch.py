@@ -30,6 +30,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import REDUCE_GRAD, _Action, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 
@@ -144,6 +145,15 @@ class QuietStage(PipelineStage):
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         return []
+
+
+def backward_inputs_first(
+    outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor], weights: Sequence[nn.Parameter]
+) -> list[Tensor | None]:
+    """Return the gradients of inputs, and add those of weights, which torch's pipelines compute after them."""
+    found, groups = stage_backward_input(outputs, gradients, inputs, iter(weights))
+    stage_backward_weight(iter(weights), groups)
+    return list(found)
 
 
 def list_turns(schedule: Schedule, position: int, stage: int) -> frozenset[int]:

@@ -82,6 +82,9 @@ class _PipelineStage(QuietStage):
         # the stage's inputs are receive buffers, which would keep their gradients to the end of the step
         for value in self.backward_state.get(bwd_chunk_id, ((),))[0]:
             value.grad = None
+        gradients = self.bwd_cache.get(bwd_chunk_id, ())
+        if gradients:  # messages are contiguous, and gradients of transposed values may not be
+            self.bwd_cache[bwd_chunk_id] = tuple(item if item is None else item.contiguous() for item in gradients)
         return result
 
 
@@ -192,7 +195,15 @@ class PipelinedStep(TrainingStep):
         seen_names: set[str] = set()
         for place, nodes in own_nodes.items():
             recompute = self.layout.find_recompute(place)
-            stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
+            stages[place] = Stage(
+                step,
+                nodes,
+                parameters,
+                buffers,
+                recompute=recompute,
+                dtype=self._boundary_dtype,
+                copies_outputs=find_rule(self.layout.schedule).splits_backward,
+            )
             if self._activations is not None:
                 self._activations.wrap([part for part in stages[place].pieces if part.name], stages[place])
             for name in stages[place].list_parameters():

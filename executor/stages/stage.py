@@ -53,6 +53,9 @@ class Stage(nn.Module):
         What backward computes again of it.
     dtype
         That of floats that it sends; ``None`` for those of the graph.
+    copies_outputs
+        Whether it sends copies: where backward is split, torch detaches what was sent, also from an operator that has
+        kept it for backward.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Stage(nn.Module):
         *,
         recompute: StageRecompute,
         dtype: torch.dtype | None = None,
+        copies_outputs: bool = False,
     ) -> None:
         super().__init__()
+        self.copies_outputs = copies_outputs
         fixed = {name: buffers[target] for name, target in step.buffers.items()} | dict(step.fixed)
         piece_names = [list_parameter_names(step, piece) for _, piece in nodes.pieces]
         counts = Counter(name for names in piece_names for name in names)
@@ -146,7 +151,10 @@ class Stage(nn.Module):
         results = [bind(v, anchor) if n in self.bound else v for n, v in zip(names, outputs, strict=True)]
         if not self.results:  # autocast makes other dtypes than the next stage has room for
             results = [result.to(dtype) for result, dtype in zip(results, self.sent_dtypes, strict=True)]
-        return tuple(map(_own, results))
+        return tuple(
+            result.clone(memory_format=torch.contiguous_format) if self.copies_outputs else _own(result)
+            for result in results
+        )
 
 
 class StageShards(nn.Module):

@@ -33,6 +33,8 @@ ZOO = Path(__file__).parents[1] / "user_training" / "zoo.py"
         ("woven", "pipeline=2,num_microbatches=4,schedule=interleaved,chunks=3"),
         ("woven", "pipeline=2,num_microbatches=2,data=2,zero=2"),
         ("recurrent", "pipeline=2,num_microbatches=2,schedule=zb1p"),
+        ("translated", "pipeline=2,num_microbatches=2,schedule=zb1p,cuts=new_words"),
+        ("translated", "pipeline=2,num_microbatches=2,schedule=interleaved_zero_bubble,chunks=3"),
         ("weighted", "pipeline=2,num_microbatches=2,data=2"),
         ("residual", "pipeline=2,recompute=full"),
     ],

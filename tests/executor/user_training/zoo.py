@@ -166,6 +166,26 @@ class Woven(nn.Module):
         return F.mse_loss(self.head(x)[:, 0], y)
 
 
+class Translated(nn.Module):
+    """An encoder and a decoder, which embeds words of its own before it reads the encoder's states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.new_words = nn.Embedding(WORDS, 8), nn.Embedding(WORDS, 8)
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(8, WORDS)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        states = self.words(ids)
+        for layer in self.encoder:
+            states = layer(states)
+        x = self.new_words(labels[:, :-1])
+        for layer in self.decoder:
+            x = layer(x, states)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels[:, 1:].flatten())
+
+
 class Warm(nn.Module):
     """Parameters without dims, of which some belong to blocks."""
 
@@ -243,6 +263,11 @@ def labelled_words(generator: torch.Generator) -> Any:
     return {"ids": words(generator)[0], "labels": labels}
 
 
+def translations(generator: torch.Generator) -> Any:
+    """Return tokens of two languages."""
+    return words(generator)[0], torch.randint(WORDS, (LENGTH - 2,), generator=generator)
+
+
 def images(generator: torch.Generator) -> Any:
     """Return an image and its class."""
     return torch.randn(3, 9, 9, generator=generator), torch.randint(5, (), generator=generator)
@@ -260,6 +285,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "spectral": (Spectral, floats((8,), ())),
     "outputs": (Outputs, floats((6,))),
     "woven": (Woven, floats((6,), ())),
+    "translated": (Translated, translations),
     "averaged": (lambda: Averaged(False), floats((6,))),
     "averaged together": (lambda: Averaged(True), floats((6,))),
     "warm": (Warm, floats((6,))),
