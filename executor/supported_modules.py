@@ -20,6 +20,9 @@ from meshwise.strategies.plan.problem import Training
 from meshwise.strategies.plan.recomputation import PerStage, Recompute, SomeOperators, find_stage_recompute
 from meshwise.strategies.schedules.schedule import find_rule
 
+CHECKED_SAMPLES = 2
+"""Samples on which the program of a module is compared with it; a capture does not know the dim of one sample."""
+
 _KNOWN_AXES = (PIPELINE, REPLICA, DATA, *OPERATOR_AXES)
 _TOLD = frozenset(
     ("zero", "reshard_after_forward", "microbatch", "recompute", "offload", "gradient_reduction", "schedule", "chunks")
@@ -109,6 +112,9 @@ def _check_axes(layout: Layout) -> Iterator[str]:
     if not isinstance(layout.microbatch, int):
         nearest = max(layout.microbatch)
         yield f"microbatch: one size on all data ranks, met {list(layout.microbatch)}; nearest: {nearest}"
+    elif layout.tensor > 1 and layout.microbatch < CHECKED_SAMPLES:
+        rule = f"microbatch: at least {CHECKED_SAMPLES} samples where operators are cut"
+        yield f"{rule}, met {layout.microbatch}; nearest: {CHECKED_SAMPLES}"
 
 
 def _check_schedule(layout: Layout) -> Iterator[str]:

@@ -22,6 +22,7 @@ from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.modules.quiet import drop_nothing, list_dropouts, turn_to_double
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.supported_modules import CHECKED_SAMPLES
 from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
 
@@ -71,10 +72,6 @@ def capture_batch(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
             rule = "gradients of a cut module are dense, met an embedding with sparse=True"
             raise CutError(f"{find_node_line(node)}: {rule}; nearest: sparse=False")
     return captured
-
-
-CHECKED_SAMPLES = 2
-"""Samples on which the program of a module is compared with it."""
 
 
 def require_samples(num_samples: int, place: str) -> None:

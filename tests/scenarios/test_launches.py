@@ -14,6 +14,7 @@ from meshwise.scenarios.commands.main import run
 from meshwise.scenarios.interchange.targets import list_trainers
 from meshwise.scenarios.launches import (
     CAPTURED,
+    TRAIN,
     Launch,
     Runnable,
     describe_launches,
@@ -165,6 +166,13 @@ def test_where_a_plan_runs_is_told_first() -> None:
     assert describe_launches(found).startswith("megatron, torchtitan (does not fit")
 
 
-def test_a_captured_graph_is_not_sent_to_trainers_that_cannot_say_it() -> None:
-    spec = load("operators/mlp").spec
-    assert describe_launches((), spec) == CAPTURED
+def test_a_captured_graph_is_sent_to_a_run_of_its_module_where_that_follows_the_plan() -> None:
+    scenario = load("operators/mlp")
+    assert describe_launches((), scenario.spec) == CAPTURED
+    graph = scenario.problem
+    whole = complete(graph, Layout(data=8, microbatch=1))
+    asynchronous = complete(graph, Layout(data=4, pipeline=2, microbatch=1, schedule="pipedream"))
+    assert [launch.describe() for launch in list_launches(scenario, whole)] == [
+        f"{TRAIN} (how it keeps memory is not known)"
+    ]
+    assert list_launches(scenario, asynchronous) == ()

@@ -53,8 +53,6 @@ def test_a_layout_is_what_its_plan_says_and_what_its_document_says(layout: Modul
 @pytest.mark.parametrize(
     ("layout", "text"),
     [
-        (Layout(tensor=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
-        (Layout(data=2, pipeline=2, microbatch=4), "pipeline: met 2; nearest: 1"),
         (Layout(data=2, context=2, microbatch=4), "context: met 2; nearest: 1"),
         (Layout(data=4, microbatch=4, recompute=Recompute.SELECTIVE), "recompute: a block is computed again whole"),
         (

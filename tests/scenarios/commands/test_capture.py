@@ -93,10 +93,39 @@ def test_a_factory_that_is_wrong_is_one_message(name: str, user: Path, capsys: p
     assert not (user.parent / "graph.json").exists()
 
 
+TRAINED = (
+    HEAD
+    + """
+BATCH = 4
+
+def model():
+    return Net()
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return torch.full((8,), float(number))
+
+def data():
+    return Rows()
+"""
+)
+
+
+def test_a_file_of_train_is_captured_as_its_factory_is(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    user.write_text(TRAINED + "def make():\n    return Net(), (torch.randn(4, 8),)\n")
+    factory_file, training_file = user.parent / "factory.json", user.parent / "training.json"
+    assert run(["capture", f"{user}:make", "--out", str(factory_file)]) == 0
+    assert run(["capture", str(user), "--out", str(training_file)]) == 0
+    assert training_file.read_bytes() == factory_file.read_bytes()
+
+
 def test_names_and_places_that_are_wrong(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(user.parent / "graph.json")
     for factory, told in (
-        ("user.py", "a factory is named FILE.py:FACTORY, met 'user.py'"),
+        ("user.py", "user.py: a file FILE.py with model() and data(), met no such file"),
         ("user.txt:make", "a factory is named FILE.py:FACTORY"),
         (f"{user}:make", "there is no such file"),
     ):

@@ -49,6 +49,7 @@ class Some:
     """Accepts what no rule is against."""
 
     numbers: tuple[int, ...]
+    cuts_operators: bool = False
 
     def list_rules(self, problem: Problem) -> Sequence[Rule]:
         return [RULES[number] for number in self.numbers]
