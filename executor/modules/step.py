@@ -394,10 +394,10 @@ class TrainingStep:
             return None
         return BlockOffload(self.layout.actions, position, find_accelerator(self.device.type))
 
-    def _fill(self) -> None:
+    def _fill(self, reason: str = "its forward on the first batch needs values to know what it runs") -> None:
         """Give all parameters that are not yet there their values, whole."""
         if self._values is not None:
-            self._begin_whole("its forward on the first batch needs values to know what it runs")
+            self._begin_whole(reason)
             fill_parameters(self.module, self._values)
             self.module.to(self.device)
             self._values = None
@@ -420,12 +420,13 @@ class TrainingStep:
             with find_precision_context(self.module, self.device, self.precision):
                 self._loss_kind = find_loss_kind(self.module, batch, self.loss)
 
-    def _check_loss(self, batch: Any) -> None:
-        """Raise `LossError` where ranks and microbatches do not make the loss of the batch."""
-        if self._divides_batch:
-            tolerance = CAST_TOLERANCE if self._is_cast else None
-            with find_precision_context(self.module, self.device, self.precision):
-                require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
+    def _check_loss(self, batch: Any) -> bool:
+        """Raise `LossError` where ranks and microbatches do not make the loss of the batch; else say if it is known."""
+        if not self._divides_batch:
+            return True
+        tolerance = CAST_TOLERANCE if self._is_cast else None
+        with find_precision_context(self.module, self.device, self.precision):
+            return require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
 
     def _forget_calls(self) -> None:
         """Forget what units have run outside of steps."""

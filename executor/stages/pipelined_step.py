@@ -1,16 +1,18 @@
 """One step of training of a user's module in stages: a pipeline, and data parallelism of every stage.
 
-A rank has the parameters of its own stages only: the user's module loses the others. Passes run in the order of the
-plan on torch's pipeline runtime.
+A rank has the parameters of its own stages only: the user's module loses the others. Of a module that is built without
+its parameters a rank makes no others: an export needs shapes alone, and what the first batch shows of the loss is found
+by values that operators are given one parameter at a time (`meshwise.executor.starting.trials`). Passes run in the
+order of the plan on torch's pipeline runtime.
 """
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,7 +40,13 @@ from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
+from meshwise.executor.starting.construction import fill_parameters
+from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
+from meshwise.executor.starting.shards import fill_shard, make_room
+from meshwise.executor.starting.trials import WholeNeededError, try_forward
 from meshwise.strategies.plan.recomputation import PerStage
+
+Result = TypeVar("Result")
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -89,7 +97,24 @@ class PipelinedStep(TrainingStep):
 
     @property
     def _keeps_parts(self) -> bool:
-        return False
+        return True
+
+    def _try(self, check: Callable[[], Result], is_clear: Callable[[Result], bool]) -> Result:
+        """Return what a check of the module finds, as `try_forward` does where it has no values."""
+        if self._values is not None:
+            try:
+                return try_forward(self.module, self._values, self.device, check, is_clear)
+            except WholeNeededError as error:
+                self._fill(str(error))
+        return check()
+
+    def _find_loss_kind(self, batch: Any) -> None:
+        find = super()._find_loss_kind
+        self._try(lambda: find(batch), lambda _: self._loss_kind is not LossKind.SAMPLES)
+
+    def _check_loss(self, batch: Any) -> bool:
+        check = super()._check_loss
+        return self._try(lambda: check(batch), bool)
 
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
         """Export the module on the first batch, cut it, and keep this rank's stages."""
@@ -117,7 +142,9 @@ class PipelinedStep(TrainingStep):
         stage_names = [list_parameter_names(step, nodes.operators) for nodes in all_nodes]
         self._tied = TiedParameters(stage_names, actions.stage_ranks, position, self._mesh)
         self._activations = self._make_block_offload(position)
-        stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
+        own_places = actions.list_stages(position)
+        self._fill_own([stage_names[place] for place in own_places], stage_names, is_first=position == 0)
+        stages = self._build_stages(step, {place: all_nodes[place] for place in own_places})
         self._input_names = step.inputs
         self._buckets: dict[int, GradientBuckets] = {}
         runtime_stages = [self._wrap(place, stage, all_nodes) for place, stage in stages.items()]
@@ -125,6 +152,7 @@ class PipelinedStep(TrainingStep):
         self._is_first, self._is_last = 0 in stages, actions.num_stages - 1 in stages
         self._stages = stages
         self._keep_own(frozenset(chain.from_iterable(stage_names)), frozenset(step.updates), is_first=position == 0)
+        self._values = None
         self._step_loss: StepLoss | None = None
         return self._build_optimizer()
 
@@ -135,7 +163,35 @@ class PipelinedStep(TrainingStep):
 
     def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
         """Return the graph of a microbatch."""
-        return export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
+        module = self.module
+        if self._values is not None:
+            module = copy_without_values(module, make_fake_mode(), self.device)
+        return export_step(module, self.loss, microbatch, self._loss_kind, num_items)
+
+    @property
+    def _has_shards(self) -> bool:
+        """Whether data ranks share the parameters of a stage."""
+        return self.layout.data > 1 and self.layout.zero > 0
+
+    def _fill_own(
+        self, own_names: Sequence[Sequence[str]], all_names: Sequence[Sequence[str]], *, is_first: bool
+    ) -> None:
+        """Give the parameters of this rank's stages their first values, unless shards of them get these.
+
+        Parameters
+        ----------
+        own_names, all_names
+            Names of the parameters of this rank's stages, and of all.
+        is_first
+            Whether this rank has those that no stage reads.
+        """
+        if self._values is None:
+            return
+        read = set(chain.from_iterable(all_names))
+        names = set[str]() if self._has_shards else set(chain.from_iterable(own_names))
+        if is_first:
+            names |= {name for name, _ in self.module.named_parameters() if name not in read}
+        fill_parameters(self.module, self._values, names, self.device)
 
     def _divide(self, step: StepGraph, num_stages: int) -> tuple[StageNodes, ...]:
         own_blocks = {id(block) for block in list_blocks(self.module)}
@@ -173,7 +229,7 @@ class PipelinedStep(TrainingStep):
     @property
     def _boundary_dtype(self) -> torch.dtype | None:
         """The dtype of floats between stages: shards in 16 bits compute in them, else it is that of the graph."""
-        return DTYPES[self.precision] if self._is_cast and self.layout.zero and self.layout.data > 1 else None
+        return DTYPES[self.precision] if self._is_cast and self._has_shards else None
 
     def _build_stages(self, step: StepGraph, own_nodes: dict[int, StageNodes]) -> dict[int, Stage]:
         """Return the stages of this rank; a parameter of several of them is copied for all but the first."""
@@ -196,8 +252,12 @@ class PipelinedStep(TrainingStep):
         """Return a stage for torch's pipeline, sharded, or with buckets for its gradients."""
         layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
         submodule: nn.Module = stage
-        if layout.data > 1 and layout.zero:
+        if self._has_shards:
             submodule = StageShards(stage, layout, self._shard_mesh, self.precision, self.device)
+            if self._values is not None:
+                make_room(submodule, self.device)
+                for name, parameter in stage.list_parameters().items():
+                    fill_shard(parameter, name, self._values)
         inputs = make_examples(nodes.received, dtype) or (torch.empty(0, device="meta"),)
         outputs = make_examples(nodes.results or nodes.sent, None if nodes.results else dtype)
         result = _PipelineStage(
@@ -256,7 +316,7 @@ class PipelinedStep(TrainingStep):
     def _finish_gradients(self, factor: float) -> None:
         for buckets in self._buckets.values():
             buckets.finish()
-        if self.layout.zero and self.layout.data > 1:
+        if self._has_shards:
             groups = [self._mesh[axis].get_group() for axis in ("replica", "shard")]
             average_scalars(self._list_scalars(), groups)
         self._sum_parts()
@@ -289,7 +349,7 @@ class PipelinedStep(TrainingStep):
         for name, gradient in gradients.items():
             copies = self._count_copies(name) * (1 if gradient.dim() else self.layout.shards)
             total += gradient.double().square().sum() / copies
-        if self.layout.zero and self.layout.data > 1:
+        if self._has_shards:
             dist.all_reduce(total, group=self._mesh["shard"].get_group())
         for axis in ("pipeline", *self._operator_axes):
             dist.all_reduce(total, group=self._mesh[axis].get_group())
