@@ -8,6 +8,7 @@ order of the plan on torch's pipeline runtime.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -235,15 +236,17 @@ class PipelinedStep(TrainingStep):
         """Return the stages of this rank; a parameter of several of them is copied for all but the first."""
         parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
         stages: dict[int, Stage] = {}
-        seen_names: set[str] = set()
+        used = Counter(
+            name for nodes in own_nodes.values() for name in set(list_parameter_names(step, nodes.operators))
+        )
         for place, nodes in own_nodes.items():
             recompute = self.layout.find_recompute(place)
             stages[place] = Stage(step, nodes, parameters, buffers, recompute=recompute, dtype=self._boundary_dtype)
             if self._activations is not None:
                 self._activations.wrap([part for part in stages[place].pieces if part.name], stages[place])
             for name in stages[place].list_parameters():
-                if name not in seen_names:
-                    seen_names.add(name)
+                used[name] -= 1
+                if used[name]:  # a later stage reads it too
                     original = parameters[name]
                     parameters[name] = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)
         return stages

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 POOL = 1_000_003
 """Random numbers that trial values repeat: a prime, so that the rows of a table differ."""
-LEAST_KEPT = 2**26
+LEAST_KEPT = 2**24
 """Bytes of values that are kept for the next operator at least; else those of the largest parameter."""
 
 _FORM_GETTERS = ("shape", "dtype", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn")
@@ -44,7 +44,7 @@ class Readable(Protocol):
     """Values of parameters by name."""
 
     def read(self, name: str) -> Tensor:
-        """Return the values of a parameter, in host memory."""
+        """Return the values of a parameter."""
 
 
 class TrialValues:
@@ -53,16 +53,17 @@ class TrialValues:
     They cost no draws, nor reading of files: a rank may make those of all parameters, one after the other.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._parameters = dict(module.named_parameters())
-        self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0), device="cpu")
+        self._pool = torch.randn(POOL, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
 
     def read(self, name: str) -> Tensor:
-        """Return the values of a parameter, in host memory."""
-        shape = self._parameters[name].shape
-        size, first = prod(shape), crc32(name.encode()) % POOL
-        values = self._pool.roll(-first).repeat(ceil(size / POOL) or 1)[:size].view(shape)
-        return values / prod(shape[1:]) ** 0.5 if len(shape) > 1 and size else 1 + 0.1 * values
+        """Return the values of a parameter."""
+        parameter = self._parameters[name]
+        shape, size, first = parameter.shape, parameter.numel(), crc32(name.encode()) % POOL
+        values = self._pool.roll(-first)
+        values = values / prod(shape[1:]) ** 0.5 if len(shape) > 1 and size else 1 + 0.1 * values
+        return values.to(parameter.dtype).repeat(ceil(size / POOL))[:size].view(shape)
 
 
 class PassingValues(TorchFunctionMode):
@@ -140,7 +141,7 @@ def try_forward(
         What the function raises on first values.
     """
     answers: list[Result] = []
-    mode = PassingValues(module, TrialValues(module), device)
+    mode = PassingValues(module, TrialValues(module, device), device)
     try:
         with torch.compiler.set_stance("force_eager"), mode:
             answers.append(run())
