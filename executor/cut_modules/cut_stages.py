@@ -5,7 +5,6 @@ Each data rank is a group of ranks with parts of the operators. What runs is the
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,14 +17,16 @@ from meshwise.executor.capture.source_lines import add_nearest
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
-    check_program,
+    check_start,
     copy_structure,
+    find_weight,
     make_example,
     require_same_module,
     require_samples,
 )
 from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.part_values import PartValues
 from meshwise.executor.cut_modules.plan_choice import (
     PlanChoice,
     agree_on_plan,
@@ -36,16 +37,16 @@ from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.cut_modules.whole_states import put_parts
 from meshwise.executor.modules.batches import count_samples
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.modules.losses import LossKind, compute_own_loss
-from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
+from meshwise.executor.modules.losses import LossKind
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.stages.export import StepGraph, export_step
 from meshwise.executor.stages.pipelined_step import PipelinedStep
+from meshwise.executor.starting.construction import Start
 
 
-def make_cut_step(module: nn.Module, layout: ModuleLayout, **options: Any) -> "CutStagesStep | CutStep":
+def make_cut_step(module: nn.Module | Start, layout: ModuleLayout, **options: Any) -> "CutStagesStep | CutStep":
     """Return the step of training of a module whose operators are cut; options are those of `CutStep`."""
     return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
 
@@ -99,7 +100,7 @@ class CutStagesStep(PipelinedStep):
     cuts_operators = True
 
     def __init__(
-        self, module: nn.Module, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
+        self, module: nn.Module | Start, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
     ) -> None:
         if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
@@ -121,7 +122,7 @@ class CutStagesStep(PipelinedStep):
         plan = self.layout.plan
         if plan is None:
             assert self.choose_plan is not None
-            check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
+            check_start(self.module, self._values, example, self.loss, nearest=nearest)
             plan = agree_on_plan(self.choose_plan, captured)
         plan = keep_operator_axes(plan)
         require_same_module(plan, captured, self.module)
@@ -133,17 +134,16 @@ class CutStagesStep(PipelinedStep):
         except CaptureError as error:
             raise CutError(add_nearest(str(error), nearest)) from error
         put_parts(self.module, self._program.parts)
+        if self._values is not None:
+            self._values = PartValues(self._values, self._program.placements, self._ranks)
         self._form = PartForm(self._program, self._aliases)
         return step
 
     def _export_weight(self, structure: nn.Module, example: Any) -> StepGraph | None:
         """Return the graph that computes the weight of the loss; ``None`` for a mean over samples."""
         kind = LossKind.LABELS if self._loss_kind is LossKind.SHARES else self._loss_kind
-        if kind is LossKind.SAMPLES:
-            with keep_quiet(structure):
-                value = run_without_gradients(lambda: compute_own_loss(structure, example, self.loss))
-            if value.weight is None:
-                return None
+        if kind is LossKind.SAMPLES and not find_weight(structure, example, self.loss):
+            return None
         return export_step(structure, self.loss, example, kind)
 
     def _sum_parts(self) -> None:

@@ -74,9 +74,9 @@ from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.tensors import to_whole
 from meshwise.executor.saving.background import BackgroundWriter
-from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
-from meshwise.executor.starting.first_values import FirstValues
-from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
+from meshwise.executor.starting.beginning import Beginning
+from meshwise.executor.starting.construction import Start, WholeModule
+from meshwise.executor.starting.shards import fill_shards, move_present
 
 CLIP_EPSILON = 1e-6
 """torch's, added to a norm that gradients are divided by."""
@@ -87,7 +87,7 @@ SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps and ranks apart."""
 
 
-class TrainingStep:
+class TrainingStep(Beginning):
     """A step of training: called with this rank's samples, it returns the loss of the global batch.
 
     Parameters
@@ -138,8 +138,6 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.whole_reason = ""
-        self._values: FirstValues | None = None
         module = compile_in_place(self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module))
         self.module = module.to(self.device) if self._values is None else move_present(module, self.device)
         if precision == "fp64":
@@ -326,19 +324,7 @@ class TrainingStep:
 
     def _take_start(self, start: Start) -> nn.Module:
         """Return a module without its parameters where all ranks keep and can make parts of them, else with them."""
-        if not self._keeps_parts:
-            return start.build()
-        obstacle = find_obstacle(start)
-        if obstacle is None and isinstance(start, DeferredModule):
-            self._values = start.values
-            return start.module
-        self._begin_whole(obstacle or "")
-        return start.build()
-
-    def _begin_whole(self, reason: str) -> None:
-        """Say why this rank has the whole module in memory, if there are words for it."""
-        self.whole_reason = reason
-        tell_whole(reason)
+        return super()._take_start(start) if self._keeps_parts else start.build()
 
     @property
     def _keeps_parts(self) -> bool:
@@ -393,14 +379,6 @@ class TrainingStep:
         if not self.layout.offload.activations:
             return None
         return BlockOffload(self.layout.actions, position, find_accelerator(self.device.type))
-
-    def _fill(self, reason: str = "its forward on the first batch needs values to know what it runs") -> None:
-        """Give all parameters that are not yet there their values, whole."""
-        if self._values is not None:
-            self._begin_whole(reason)
-            fill_parameters(self.module, self._values)
-            self.module.to(self.device)
-            self._values = None
 
     def _probe(self, run: Callable[..., Any], units: Sequence[nn.Module], batch: Any) -> Any:
         """Return what a function finds of the module on the first batch."""

@@ -9,11 +9,11 @@ order of the plan on torch's pipeline runtime.
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,10 +44,7 @@ from meshwise.executor.stages.tied import TiedParameters
 from meshwise.executor.starting.construction import fill_parameters
 from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
 from meshwise.executor.starting.shards import fill_shard, make_room
-from meshwise.executor.starting.trials import WholeNeededError, try_forward
 from meshwise.strategies.plan.recomputation import PerStage
-
-Result = TypeVar("Result")
 
 
 def copy_skeleton(module: nn.Module) -> nn.Module:
@@ -99,15 +96,6 @@ class PipelinedStep(TrainingStep):
     @property
     def _keeps_parts(self) -> bool:
         return True
-
-    def _try(self, check: Callable[[], Result], is_clear: Callable[[Result], bool]) -> Result:
-        """Return what a check of the module finds, as `try_forward` does where it has no values."""
-        if self._values is not None:
-            try:
-                return try_forward(self.module, self._values, self.device, check, is_clear)
-            except WholeNeededError as error:
-                self._fill(str(error))
-        return check()
 
     def _find_loss_kind(self, batch: Any) -> None:
         find = super()._find_loss_kind

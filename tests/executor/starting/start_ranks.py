@@ -93,6 +93,9 @@ PLANS = {
     "data=2,zero=2,pipeline=2,num_microbatches=2": ("recorded",),
     "pipeline=4,num_microbatches=2": ("recorded",),
     "data=4,zero=1,zero_shards=2": ("recorded",),
+    "data=2,tensor=2": ("recorded", "whole"),
+    "data=2,tensor=2,zero=2": ("recorded",),
+    "pipeline=2,tensor=2,num_microbatches=2": ("recorded",),
     "data=4": ("recorded",),
 }
 
