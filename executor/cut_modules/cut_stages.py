@@ -4,11 +4,9 @@ Each data rank is a group of ranks with parts of the operators. What runs is the
 (`meshwise.executor.cut_modules.cut_graph`) in the place of that of the whole module.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,6 +24,7 @@ from meshwise.executor.cut_modules.captures import (
 )
 from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.part_form import PartForm
 from meshwise.executor.cut_modules.part_values import PartValues
 from meshwise.executor.cut_modules.plan_choice import (
     PlanChoice,
@@ -39,7 +38,7 @@ from meshwise.executor.modules.batches import count_samples
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import LossKind
 from meshwise.executor.operators.collectives import RankMesh
-from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
+from meshwise.executor.operators.local_stage import sum_gradients
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.stages.export import StepGraph, export_step
 from meshwise.executor.stages.pipelined_step import PipelinedStep
@@ -49,46 +48,6 @@ from meshwise.executor.starting.construction import Start
 def make_cut_step(module: nn.Module | Start, layout: ModuleLayout, **options: Any) -> "CutStagesStep | CutStep":
     """Return the step of training of a module whose operators are cut; options are those of `CutStep`."""
     return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
-
-
-class PartForm:
-    """States of a checkpoint as those of a rank with parts (`meshwise.executor.modules.states.StateForm`).
-
-    Parameters
-    ----------
-    aliases
-        Further names of tied parameters, each with the first one.
-    """
-
-    def __init__(self, program: LocalStage, aliases: Mapping[str, str]) -> None:
-        self.program, self.aliases = program, aliases
-
-    def gather(self, name: str, state: Tensor) -> Tensor:
-        """Return the whole of a state that has the shape of this rank's part."""
-        part = state.full_tensor() if isinstance(state, DTensor) else state
-        if not self._is_part(name, part):
-            return part
-        return self.program.gather_parameter(self._find_name(name), part.detach())
-
-    def make_room(self, name: str, state: Tensor) -> Tensor:
-        """Return a tensor of the shape of the whole."""
-        is_part = self._is_part(name, state)
-        shape = self.program.placements[self._find_name(name)].shape if is_part else state.shape
-        return to_local(state).new_empty(shape)
-
-    def cut(self, name: str, whole: Tensor, state: Tensor) -> Tensor:
-        """Return this rank's part of a whole."""
-        part = self.program.cut_parameter(self._find_name(name), whole) if self._is_part(name, state) else whole
-        if not isinstance(state, DTensor):
-            return part
-        return distribute_tensor(part, state.device_mesh, state.placements, src_data_rank=None)
-
-    def _is_part(self, name: str, state: Tensor) -> bool:
-        part = self.program.parts.get(self._find_name(name))
-        return part is not None and state.shape == part.shape
-
-    def _find_name(self, name: str) -> str:
-        return self.aliases.get(name, name)
 
 
 class CutStagesStep(PipelinedStep):

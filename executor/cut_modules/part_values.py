@@ -3,31 +3,34 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import torch
 from torch import Tensor
 
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import Placement
+from meshwise.executor.saving.shared_states import Box, list_boxes, list_runs, select_boxes
 from meshwise.executor.starting.first_values import FirstValues, select_box
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a part begins along each dim of a tensor, and its sizes."""
 
+def list_part_boxes(placement: Placement, ranks: RankMesh) -> list[Box]:
+    """Return which boxes of a whole tensor a rank's part has.
 
-def find_box(placement: Placement, ranks: RankMesh) -> Box | None:
-    """Return which box of a whole tensor a rank's part is; ``None`` where it is none.
-
-    A dim of the tensor may consist of several named dims: a part is a range of it where the outermost alone is cut.
+    A dim of the tensor may consist of several named dims. Where the outermost alone is cut, a part is one range of it;
+    else it is several.
     """
-    offsets, sizes = [], []
-    for group in placement.dims:
-        cut_dims = [dim for dim in group if ranks.count_parts(placement.layout.axes(dim)) > 1]
-        if cut_dims and cut_dims != [group[0]]:
-            return None
-        axes = placement.layout.axes(group[0]) if cut_dims else ()
-        size = prod(placement.sizes[dim] for dim in group) // ranks.count_parts(axes)
-        offsets.append(ranks.find_part(axes) * size)
-        sizes.append(size)
-    return tuple(offsets), tuple(sizes)
+    return list_boxes([list_runs(_list_indices(placement, ranks, group)) for group in placement.dims])
+
+
+def _list_indices(placement: Placement, ranks: RankMesh, group: tuple[str, ...]) -> list[int]:
+    """Return the indices that a rank has of a dim of a tensor, which consists of a group of named dims."""
+    sizes = [placement.sizes[dim] for dim in group]
+    indices = torch.arange(prod(sizes)).view(sizes)
+    for place, dim in enumerate(group):
+        axes = placement.layout.axes(dim)
+        size = sizes[place] // ranks.count_parts(axes)
+        indices = indices.narrow(place, ranks.find_part(axes) * size, size)
+    result: list[int] = indices.flatten().tolist()
+    return result
 
 
 class PartValues:
@@ -49,19 +52,20 @@ class PartValues:
         placement = self._placements.get(name)
         if placement is None:
             return self._values.read(name)
-        box = find_box(placement, self._ranks)
-        if box is None:
+        boxes = list_part_boxes(placement, self._ranks)
+        if len(boxes) > 1:
             return placement.cut(self._ranks, self._values.read(name))
-        return self._values.read_part(name, *box)
+        return self._values.read_part(name, boxes[0].offsets, boxes[0].sizes)
 
     def read_part(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         """Return a box of a part."""
         placement = self._placements.get(name)
-        box = None if placement is None else find_box(placement, self._ranks)
-        if placement is not None and box is None:
+        if placement is None:
+            return self._values.read_part(name, offsets, sizes)
+        boxes = list(select_boxes(list_part_boxes(placement, self._ranks), offsets, sizes))
+        if len(boxes) > 1:
             return select_box(self.read(name), offsets, sizes).clone()
-        first = (0,) * len(offsets) if box is None else box[0]
-        return self._values.read_part(name, [a + b for a, b in zip(first, offsets, strict=True)], sizes)
+        return self._values.read_part(name, boxes[0].offsets, boxes[0].sizes)
 
     def compute_digest(self) -> str:
         """Return words that are equal on ranks whose whole values are equal."""

@@ -34,9 +34,10 @@ from meshwise.executor.cut_modules.captures import (
     require_samples,
 )
 from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.part_form import PartForm
 from meshwise.executor.cut_modules.part_values import PartValues
 from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan
-from meshwise.executor.cut_modules.whole_states import make_whole, put_parts
+from meshwise.executor.cut_modules.whole_states import cut_buffers, gather_buffers, make_whole, put_parts
 from meshwise.executor.modules.batches import count_samples, list_tensors, split_evenly, to_device, to_double
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import (
@@ -71,6 +72,7 @@ from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.executor.operators.trainer import build_device_mesh
+from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.saving.background import BackgroundWriter
 from meshwise.executor.starting.beginning import Beginning
 from meshwise.executor.starting.construction import Start, WholeModule, fill_parameters, give_values
@@ -169,15 +171,16 @@ class CutStep(Beginning):
         """Write a checkpoint as `TrainingStep.save` does, and return its folder."""
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        with make_whole(self.module, self._any_stage, self._trained[0]):
-            return save_states(
-                Path(folder),
-                self.module,
-                *self._trained,
-                self.step_number,
-                writer=self.writer,
-                in_background=in_background,
-            )
+        gather_buffers(self.module, self._any_stage)
+        return save_states(
+            Path(folder),
+            self.module,
+            *self._trained,
+            self.step_number,
+            self._form,
+            writer=self.writer,
+            in_background=in_background,
+        )
 
     def finish_saving(self) -> None:
         """Return when checkpoints are written; `CheckpointError` where one could not be."""
@@ -206,8 +209,8 @@ class CutStep(Beginning):
         if is_distributed(format):
             if self._trained is None:
                 raise ValueError("states of the optimizer are there after at least one step, met none")
-            with make_whole(self.module, self._any_stage, self._trained[0]):
-                return export_states(Path(folder), self.module, *self._trained)
+            gather_buffers(self.module, self._any_stage)
+            return export_states(Path(folder), self.module, *self._trained, self._form)
         with self._whole_parameters():
             return export_weights(Path(folder), self.module, is_plain=is_plain)
 
@@ -240,7 +243,11 @@ class CutStep(Beginning):
 
     def _whole_parameters(self) -> AbstractContextManager[None]:
         """Return a context in which the module has its whole parameters."""
-        return make_whole(self.module, self._any_stage, None) if self._stages else nullcontext()
+        return make_whole(self.module, self._any_stage) if self._stages else nullcontext()
+
+    @property
+    def _form(self) -> PartForm:
+        return PartForm(self._any_stage, find_aliases(self.module))
 
     @property
     def _any_stage(self) -> LocalStage:
@@ -334,8 +341,8 @@ class CutStep(Beginning):
 
     def _load(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
         assert self._checkpoint is not None
-        with make_whole(self.module, self._any_stage, optimizer, keeps_changes=True):
-            load_states(self._checkpoint, self.module, optimizer, scheduler)
+        load_states(self._checkpoint, self.module, optimizer, scheduler, self._form)
+        cut_buffers(self.module, self._any_stage)
 
     def _require_equal_shapes(self, batch: Any, signature: str) -> None:
         """Raise `LossError` where ranks have microbatches of other shapes: their collectives would not meet."""

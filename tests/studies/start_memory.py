@@ -4,8 +4,10 @@ Run ``python -m tests.studies.start_memory OUT.json [--plans PLAN ...] [--layers
 default the module has 1 GB in fp32, on 4 ranks, and plans are those of `PLANS`. Peaks are those of the whole process by
 the kernel's count (``VmHWM``), less that of a process which has trained a tiny module: once the module is given to
 `parallelize`; once it has its first values, as parts, and its loss was checked on the first batch; and after the first
-step of SGD. With cut operators a module that is given whole is not measured: each rank would compare it with its
-program in fp64, for which four ranks need 20 times its memory. Memory that is freed goes back to the kernel at once, which the C library would else keep for later.
+step of SGD. Memory that is freed goes back to the kernel at once, which the C library would else keep for later.
+
+With cut operators a module that is given whole is not measured: each rank would compare it with its program in fp64,
+for which four ranks need 20 times its memory.
 """
 
 import json
