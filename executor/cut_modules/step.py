@@ -8,7 +8,7 @@ losses that compare samples are those of one process.
 """
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ from meshwise.executor.modules.states import (
     read_step,
     require_foreign,
     save_states,
+    write_module,
 )
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
@@ -204,15 +205,29 @@ class CutStep(Beginning):
 
     def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""
-        if self._checkpoint is not None and self._trained is None:
-            raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if (self._checkpoint is not None or self._values is not None) and self._trained is None:
+            raise ValueError("weights that are not yet made or read are there after at least one step, met none")
         if is_distributed(format):
             if self._trained is None:
                 raise ValueError("states of the optimizer are there after at least one step, met none")
             gather_buffers(self.module, self._any_stage)
             return export_states(Path(folder), self.module, *self._trained, self._form)
-        with self._whole_parameters():
+        if not self._stages:
             return export_weights(Path(folder), self.module, is_plain=is_plain)
+        weights = self._gather_weights()
+        if self.rank or self._structure is None:
+            return None
+        return write_module(Path(folder), self._structure, weights, find_aliases(self.module), is_plain=is_plain)
+
+    def _gather_weights(self) -> dict[str, Tensor]:
+        """Return the whole states of the module, in host memory, on the first rank; others have one at a time."""
+        gather_buffers(self.module, self._any_stage)
+        form, found = self._form, dict[str, Tensor]()
+        for name, state in self.module.state_dict().items():
+            whole = form.gather(name, state)
+            if self.rank == 0:
+                found[name] = whole.detach().cpu()
+        return found
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
@@ -223,7 +238,7 @@ class CutStep(Beginning):
         marked = batches if is_marked else map(EvaluationBatch, batches)
         own_function = partial(measure_loss, loss=self.loss) if function is None else function
         placed = (EvaluationBatch(self._place(item.batch), item.is_counted) for item in marked)
-        with self._whole_parameters(), keep_training(self.module), self._find_precision_context():
+        with make_whole(self.module, self._any_stage), keep_training(self.module), self._find_precision_context():
             return evaluate_module(self.module, own_function, placed, self.device)
 
     @property
@@ -240,10 +255,6 @@ class CutStep(Beginning):
         """Return a batch on the device, and in fp64 where that is computed in."""
         batch = to_device(batch, self.device)
         return to_double(batch) if self.precision == "fp64" else batch
-
-    def _whole_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which the module has its whole parameters."""
-        return make_whole(self.module, self._any_stage) if self._stages else nullcontext()
 
     @property
     def _form(self) -> PartForm:

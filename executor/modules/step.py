@@ -255,8 +255,8 @@ class TrainingStep(Beginning):
             ``safetensors``, or ``dcp`` for a folder of torch's distributed checkpoint, which all ranks write, with the
             states of the optimizer: ``{"model": ..., "optimizer": ...}`` of ``get_state_dict``.
         """
-        if self._checkpoint is not None and self._trained is None:
-            raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if (self._checkpoint is not None or self._values is not None) and self._trained is None:
+            raise ValueError("weights that are not yet made or read are there after at least one step, met none")
         if is_distributed(format):
             return self._export_states(Path(folder))
         return export_weights(Path(folder), self.module, is_plain=is_plain)

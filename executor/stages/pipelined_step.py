@@ -364,20 +364,29 @@ class PipelinedStep(TrainingStep):
         """Write the whole weights, gathered from all stages, as `TrainingStep.export` does."""
         if is_distributed(format):
             return self._export_states(Path(folder))
-        weights = self._gather_weights()
+        if self._trained is None:
+            raise ValueError("weights of stages are there after at least one step, met none")
+        weights = self._gather_weights(keeps=self.rank == 0)
         if self.rank:
             return None
         return write_module(Path(folder), self._whole, weights, self._aliases, is_plain=is_plain)
 
-    def _gather_weights(self) -> dict[str, Tensor]:
-        """Return the states of the whole module, in host memory, on all ranks."""
-        own = {
-            name: self._gather_state(name, tensor).detach().cpu() for name, tensor in self.module.state_dict().items()
-        }
-        parts: list[Any] = [None] * self.layout.pipeline
-        dist.all_gather_object(parts, own, group=self._group)
-        found = {name: tensor for part in reversed(parts) for name, tensor in part.items()}
-        return {name: found[name] for name in self._state_names}
+    def _gather_weights(self, *, keeps: bool) -> dict[str, Tensor]:
+        """Return the states of the whole module, in host memory, on ranks that keep them; others have one at a time."""
+        own = self.module.state_dict()
+        stage_names: list[Any] = [None] * self.layout.pipeline
+        dist.all_gather_object(stage_names, list(own), group=self._group)
+        owners = {name: place for place, names in reversed([*enumerate(stage_names)]) for name in names}
+        found: dict[str, Tensor] = {}
+        for name in self._state_names:
+            state: list[Any] = [None]
+            if owners[name] == dist.get_rank(self._group):
+                state = [self._gather_state(name, own[name]).detach().cpu()]
+            source = dist.get_global_rank(self._group, owners[name])
+            dist.broadcast_object_list(state, source, group=self._group)
+            if keeps:
+                found[name] = state[0]
+        return found
 
     def _gather_state(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state of the module."""
@@ -397,7 +406,7 @@ class PipelinedStep(TrainingStep):
 
     def _build_whole(self) -> nn.Module:
         """Return a whole module with the states as they are now."""
-        weights = self._gather_weights()
+        weights = self._gather_weights(keeps=True)
         whole = copy.deepcopy(self._whole)
         for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
             owner, _, attribute = name.rpartition(".")
