@@ -6,7 +6,7 @@ ranks together, of which each has its own samples.
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from math import prod
 from typing import Any
@@ -31,6 +31,7 @@ from meshwise.executor.modules.sharding import find_rank
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.starting.construction import fill_parameters
+from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
 from meshwise.executor.starting.first_values import FirstValues
 from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
@@ -148,10 +149,19 @@ def check_start(
 
 
 def find_weight(module: nn.Module, batch: Any, loss: LossFunction | None) -> bool:
-    """Return whether the loss of a module has a weight."""
+    """Return whether the loss of a module has a weight, without values where its forward needs none."""
+
+    def find(own_module: nn.Module) -> bool:
+        value = run_without_gradients(lambda: compute_own_loss(own_module, batch, loss))
+        return value.weight is not None
+
+    with suppress(Exception):  # an error of the program itself comes again when it runs with values
+        mode = make_fake_mode()
+        copy = copy_without_values(module, mode, list_tensors(batch)[0].device)
+        with keep_quiet(copy), mode:
+            return find(copy)
     with keep_quiet(module):
-        value = run_without_gradients(lambda: compute_own_loss(module, batch, loss))
-    return value.weight is not None
+        return find(module)
 
 
 @contextmanager

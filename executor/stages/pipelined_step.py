@@ -37,7 +37,7 @@ from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
-from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
+from meshwise.executor.stages.export import ExportError, StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
@@ -152,10 +152,16 @@ class PipelinedStep(TrainingStep):
 
     def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
         """Return the graph of a microbatch."""
-        module = self.module
         if self._values is not None:
-            module = copy_without_values(module, make_fake_mode(), self.device)
-        return export_step(module, self.loss, microbatch, self._loss_kind, num_items)
+            copy = copy_without_values(self.module, make_fake_mode(), self.device)
+            try:
+                return export_step(copy, self.loss, microbatch, self._loss_kind, num_items)
+            except ExportError as error:
+                if self.device.type == "cpu":
+                    raise
+                # operators of other devices may lack what tells shapes alone
+                self._fill(f"its export needs values ({error})")
+        return export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
 
     @property
     def _has_shards(self) -> bool:
