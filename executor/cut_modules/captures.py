@@ -4,8 +4,9 @@ A capture is of one shape: batches of another shape are captured anew. The progr
 ranks together, of which each has its own samples.
 """
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from math import prod
 from typing import Any
@@ -19,9 +20,19 @@ from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import add_nearest, find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
-from meshwise.executor.modules.quiet import drop_nothing, list_dropouts, turn_to_double
+from meshwise.executor.modules.quiet import (
+    drop_nothing,
+    keep_quiet,
+    list_dropouts,
+    run_without_gradients,
+    turn_to_double,
+)
+from meshwise.executor.modules.sharding import find_rank
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.starting.construction import fill_parameters
+from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
+from meshwise.executor.starting.first_values import FirstValues
 from meshwise.executor.supported_modules import CHECKED_SAMPLES
 from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
@@ -101,6 +112,53 @@ def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
             check(export_program(module, inputs), module, [inputs], CHECKED_SAMPLES)
         except CaptureError as error:
             raise CutError(add_nearest(str(error), f"{nearest}, which captures nothing")) from error
+
+
+CHECKED_BYTES = 2**28
+"""Bytes of parameters up to which a module that is built without them has them for a comparison with its program."""
+
+
+def check_start(
+    module: nn.Module, values: FirstValues | None, batch: Any, loss: LossFunction | None, *, nearest: str
+) -> None:
+    """Do what `check_program` does with a copy of a module.
+
+    A module that has no values yet gets them where it is small. Of a larger one the comparison would need several times
+    its memory; a line says that it is not made.
+
+    Parameters
+    ----------
+    values
+        Its first values, where it has none yet.
+    """
+    if values is None:
+        check_program(deepcopy(module).cpu(), batch, loss, nearest=nearest)
+        return
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    if size > CHECKED_BYTES:
+        if find_rank() == 0:
+            rule = f"a module with at most {CHECKED_BYTES / 1e9:.2g} GB of parameters is compared with its program"
+            print(f"the program is not checked: {rule}, met {size / 1e9:.2g} GB", file=sys.stderr, flush=True)
+        return
+    copy = deepcopy(module)
+    fill_parameters(copy, values)
+    check_program(copy.cpu(), batch, loss, nearest=nearest)
+
+
+def find_weight(module: nn.Module, batch: Any, loss: LossFunction | None) -> bool:
+    """Return whether the loss of a module has a weight, without values where its forward needs none."""
+
+    def find(own_module: nn.Module) -> bool:
+        value = run_without_gradients(lambda: compute_own_loss(own_module, batch, loss))
+        return value.weight is not None
+
+    with suppress(Exception):  # an error of the program itself comes again when it runs with values
+        mode = make_fake_mode()
+        copy = copy_without_values(module, mode, list_tensors(batch)[0].device)
+        with keep_quiet(copy), mode:
+            return find(copy)
+    with keep_quiet(module):
+        return find(module)
 
 
 @contextmanager

@@ -4,12 +4,9 @@ Each data rank is a group of ranks with parts of the operators. What runs is the
 (`meshwise.executor.cut_modules.cut_graph`) in the place of that of the whole module.
 """
 
-from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,14 +15,17 @@ from meshwise.executor.capture.source_lines import add_nearest
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
-    check_program,
+    check_start,
     copy_structure,
+    find_weight,
     make_example,
     require_same_module,
     require_samples,
 )
 from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.part_form import PartForm
+from meshwise.executor.cut_modules.part_values import PartValues
 from meshwise.executor.cut_modules.plan_choice import (
     PlanChoice,
     agree_on_plan,
@@ -37,63 +37,23 @@ from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.cut_modules.whole_states import put_parts
 from meshwise.executor.modules.batches import count_samples
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.modules.losses import LossKind, compute_own_loss
-from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
+from meshwise.executor.modules.losses import LossKind
 from meshwise.executor.operators.collectives import RankMesh
-from meshwise.executor.operators.local_stage import LocalStage, sum_gradients
+from meshwise.executor.operators.local_stage import sum_gradients
 from meshwise.executor.recording.tensors import to_local
 from meshwise.executor.stages.export import StepGraph, export_step
 from meshwise.executor.stages.pipelined_step import PipelinedStep
+from meshwise.executor.starting.construction import Start
 
 
 def make_cut_step(
-    module: nn.Module, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
+    module: nn.Module | Start, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
 ) -> "PlannedStagesStep | CutStagesStep | CutStep":
     """Return the step of training of a module under a layout with a plan, or that needs one; see `CutStep`."""
     if layout.tensor == 1:
         return PlannedStagesStep(module, layout, **options)
     options["choose_plan"] = choose_plan
     return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
-
-
-class PartForm:
-    """States of a checkpoint as those of a rank with parts (`meshwise.executor.modules.states.StateForm`).
-
-    Parameters
-    ----------
-    aliases
-        Further names of tied parameters, each with the first one.
-    """
-
-    def __init__(self, program: LocalStage, aliases: Mapping[str, str]) -> None:
-        self.program, self.aliases = program, aliases
-
-    def gather(self, name: str, state: Tensor) -> Tensor:
-        """Return the whole of a state that has the shape of this rank's part."""
-        part = state.full_tensor() if isinstance(state, DTensor) else state
-        if not self._is_part(name, part):
-            return part
-        return self.program.gather_parameter(self._find_name(name), part.detach())
-
-    def make_room(self, name: str, state: Tensor) -> Tensor:
-        """Return a tensor of the shape of the whole."""
-        is_part = self._is_part(name, state)
-        shape = self.program.placements[self._find_name(name)].shape if is_part else state.shape
-        return to_local(state).new_empty(shape)
-
-    def cut(self, name: str, whole: Tensor, state: Tensor) -> Tensor:
-        """Return this rank's part of a whole."""
-        part = self.program.cut_parameter(self._find_name(name), whole) if self._is_part(name, state) else whole
-        if not isinstance(state, DTensor):
-            return part
-        return distribute_tensor(part, state.device_mesh, state.placements, src_data_rank=None)
-
-    def _is_part(self, name: str, state: Tensor) -> bool:
-        part = self.program.parts.get(self._find_name(name))
-        return part is not None and state.shape == part.shape
-
-    def _find_name(self, name: str) -> str:
-        return self.aliases.get(name, name)
 
 
 class CutStagesStep(PipelinedStep):
@@ -105,7 +65,7 @@ class CutStagesStep(PipelinedStep):
     cuts_operators = True
 
     def __init__(
-        self, module: nn.Module, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
+        self, module: nn.Module | Start, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
     ) -> None:
         if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
@@ -127,7 +87,7 @@ class CutStagesStep(PipelinedStep):
         plan = self.layout.plan
         if plan is None:
             assert self.choose_plan is not None
-            check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
+            check_start(self.module, self._values, example, self.loss, nearest=nearest)
             plan = agree_on_plan(self.choose_plan, captured)
         self._cuts = self.layout.cuts or list_stage_starts(captured, plan)
         plan = keep_operator_axes(plan)
@@ -140,17 +100,16 @@ class CutStagesStep(PipelinedStep):
         except CaptureError as error:
             raise CutError(add_nearest(str(error), nearest)) from error
         put_parts(self.module, self._program.parts)
+        if self._values is not None:
+            self._values = PartValues(self._values, self._program.placements, self._ranks)
         self._form = PartForm(self._program, self._aliases)
         return step
 
     def _export_weight(self, structure: nn.Module, example: Any) -> StepGraph | None:
         """Return the graph that computes the weight of the loss; ``None`` for a mean over samples."""
         kind = LossKind.LABELS if self._loss_kind is LossKind.SHARES else self._loss_kind
-        if kind is LossKind.SAMPLES:
-            with keep_quiet(structure):
-                value = run_without_gradients(lambda: compute_own_loss(structure, example, self.loss))
-            if value.weight is None:
-                return None
+        if kind is LossKind.SAMPLES and not find_weight(structure, example, self.loss):
+            return None
         return export_step(structure, self.loss, example, kind)
 
     def _sum_parts(self) -> None:

@@ -8,8 +8,7 @@ losses that compare samples are those of one process.
 """
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,19 @@ from meshwise.executor.capture.source_lines import add_nearest
 from meshwise.executor.cut_modules.captures import (
     CutError,
     capture_batch,
-    check_program,
+    check_start,
     copy_structure,
     find_signature,
+    find_weight,
     make_example,
     require_same_module,
     require_samples,
 )
 from meshwise.executor.cut_modules.elementwise import require_elementwise
+from meshwise.executor.cut_modules.part_form import PartForm
+from meshwise.executor.cut_modules.part_values import PartValues
 from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan
-from meshwise.executor.cut_modules.whole_states import make_whole, put_parts
+from meshwise.executor.cut_modules.whole_states import cut_buffers, gather_buffers, make_whole, put_parts
 from meshwise.executor.modules.batches import count_samples, list_tensors, split_evenly, to_device, to_double
 from meshwise.executor.modules.courses import broadcast_states
 from meshwise.executor.modules.evaluation import (
@@ -48,13 +50,12 @@ from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
-    compute_own_loss,
     list_batch_norms,
     measure_loss,
     require_mean_over_samples,
 )
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, build_optimizer, build_scheduler
-from meshwise.executor.modules.quiet import KeepDouble, keep_quiet, run_without_gradients, turn_to_double
+from meshwise.executor.modules.quiet import KeepDouble, turn_to_double
 from meshwise.executor.modules.sharding import DTYPES, count_ranks, find_rank
 from meshwise.executor.modules.states import (
     SAFETENSORS,
@@ -66,21 +67,28 @@ from meshwise.executor.modules.states import (
     read_step,
     require_foreign,
     save_states,
+    write_module,
 )
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.operators.stage_compiler import compile_stage
 from meshwise.executor.operators.trainer import build_device_mesh
+from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.saving.background import BackgroundWriter
+from meshwise.executor.starting.beginning import Beginning
+from meshwise.executor.starting.construction import Start, WholeModule, fill_parameters, give_values
+from meshwise.executor.starting.shards import move_present
 
 SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps apart."""
 
 
-class CutStep:
+class CutStep(Beginning):
     """A step of training: called with this rank's samples, it returns the loss of the global batch.
 
     It has the methods and parameters of `meshwise.executor.modules.step.TrainingStep`.
+
+    Of a module that is built without its parameters a rank makes its own parts, from one whole parameter at a time.
 
     Parameters
     ----------
@@ -93,7 +101,7 @@ class CutStep:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Start,
         layout: ModuleLayout,
         *,
         optimizer: OptimizerFactory | Optimizer,
@@ -116,7 +124,8 @@ class CutStep:
         self.layout, self.plan, self.loss, self.choose_plan = layout, layout.plan, loss, choose_plan
         self.precision, self.max_norm, self.seed = precision, max_norm, seed
         self.device = device
-        self.module = module.to(self.device)
+        own_module = self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module)
+        self.module = move_present(own_module, self.device)
         if precision == "fp64":
             turn_to_double(self.module)
         self.names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -163,15 +172,16 @@ class CutStep:
         """Write a checkpoint as `TrainingStep.save` does, and return its folder."""
         if self._trained is None:
             raise ValueError("a checkpoint has the states of at least one step, met none")
-        with make_whole(self.module, self._any_stage, self._trained[0]):
-            return save_states(
-                Path(folder),
-                self.module,
-                *self._trained,
-                self.step_number,
-                writer=self.writer,
-                in_background=in_background,
-            )
+        gather_buffers(self.module, self._any_stage)
+        return save_states(
+            Path(folder),
+            self.module,
+            *self._trained,
+            self.step_number,
+            self._form,
+            writer=self.writer,
+            in_background=in_background,
+        )
 
     def finish_saving(self) -> None:
         """Return when checkpoints are written; `CheckpointError` where one could not be."""
@@ -195,15 +205,29 @@ class CutStep:
 
     def export(self, folder: str | Path, *, is_plain: bool = False, format: str = SAFETENSORS) -> Path | None:
         """Write the whole weights as `TrainingStep.export` does, and return the file; ``None`` on other ranks."""
-        if self._checkpoint is not None and self._trained is None:
-            raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if (self._checkpoint is not None or self._values is not None) and self._trained is None:
+            raise ValueError("weights that are not yet made or read are there after at least one step, met none")
         if is_distributed(format):
             if self._trained is None:
                 raise ValueError("states of the optimizer are there after at least one step, met none")
-            with make_whole(self.module, self._any_stage, self._trained[0]):
-                return export_states(Path(folder), self.module, *self._trained)
-        with self._whole_parameters():
+            gather_buffers(self.module, self._any_stage)
+            return export_states(Path(folder), self.module, *self._trained, self._form)
+        if not self._stages:
             return export_weights(Path(folder), self.module, is_plain=is_plain)
+        weights = self._gather_weights()
+        if self.rank or self._structure is None:
+            return None
+        return write_module(Path(folder), self._structure, weights, find_aliases(self.module), is_plain=is_plain)
+
+    def _gather_weights(self) -> dict[str, Tensor]:
+        """Return the whole states of the module, in host memory, on the first rank; others have one at a time."""
+        gather_buffers(self.module, self._any_stage)
+        form, found = self._form, dict[str, Tensor]()
+        for name, state in self.module.state_dict().items():
+            whole = form.gather(name, state)
+            if self.rank == 0:
+                found[name] = whole.detach().cpu()
+        return found
 
     def evaluate(
         self, function: EvaluateFunction | None = None, batches: Iterable[Any] = (), *, is_marked: bool = False
@@ -214,7 +238,7 @@ class CutStep:
         marked = batches if is_marked else map(EvaluationBatch, batches)
         own_function = partial(measure_loss, loss=self.loss) if function is None else function
         placed = (EvaluationBatch(self._place(item.batch), item.is_counted) for item in marked)
-        with self._whole_parameters(), keep_training(self.module), self._find_precision_context():
+        with make_whole(self.module, self._any_stage), keep_training(self.module), self._find_precision_context():
             return evaluate_module(self.module, own_function, placed, self.device)
 
     @property
@@ -232,9 +256,9 @@ class CutStep:
         batch = to_device(batch, self.device)
         return to_double(batch) if self.precision == "fp64" else batch
 
-    def _whole_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which the module has its whole parameters."""
-        return make_whole(self.module, self._any_stage, None) if self._stages else nullcontext()
+    @property
+    def _form(self) -> PartForm:
+        return PartForm(self._any_stage, find_aliases(self.module))
 
     @property
     def _any_stage(self) -> LocalStage:
@@ -270,12 +294,11 @@ class CutStep:
                     f"{name} ({type(norm).__name__}) takes statistics over a batch, which microbatches would divide, "
                     f"met {self.layout.num_microbatches} of them; nearest: 1"
                 )
+            tolerance = 2e-2 if DTYPES[self.precision].itemsize == 2 else None
             with self._find_precision_context():
-                tolerance = 2e-2 if DTYPES[self.precision].itemsize == 2 else None
-                require_mean_over_samples(self.module, batch, self.loss, tolerance)
-                with keep_quiet(self.module):
-                    value = run_without_gradients(lambda: compute_own_loss(self.module, batch, self.loss))
-            if value.weight is not None:
+                self._try(lambda: require_mean_over_samples(self.module, batch, self.loss, tolerance), bool)
+                has_weight = self._try(lambda: find_weight(self.module, batch, self.loss))
+            if has_weight:
                 met = f"met {self.layout.num_microbatches} microbatches"
                 raise LossError(f"a loss (sum, weight) of a cut module is of a whole batch, {met}; nearest: 1")
         self._structure = copy_structure(self.module)
@@ -289,7 +312,7 @@ class CutStep:
             captured = capture_batch(self._structure, example, self.loss, nearest=nearest)
         first_stage = next(iter(self._stages.values()), None)
         if self.plan is None:
-            check_program(deepcopy(self.module).cpu(), example, self.loss, nearest=nearest)
+            check_start(self.module, self._values, example, self.loss, nearest=nearest)
             assert self.choose_plan is not None
             self.plan = agree_on_plan(self.choose_plan, captured)
         require_same_module(self.plan, captured, self.module)
@@ -303,7 +326,19 @@ class CutStep:
             raise CutError(add_nearest(str(error), nearest)) from error
         if first_stage is None:
             put_parts(self.module, stage.parts)
+            self._fill_parts(stage)
         return stage
+
+    def _fill_parts(self, stage: LocalStage) -> None:
+        """Give parts their first values, where they have none, one after the other."""
+        if self._values is None:
+            return
+        values = PartValues(self._values, stage.placements, stage.ranks)
+        for name, part in stage.parts.items():
+            give_values(part, values.read(name).to(self.device, part.dtype))
+        others = {name for name, _ in self.module.named_parameters()} - stage.parts.keys()
+        fill_parameters(self.module, values, others, self.device)
+        self._values = None
 
     def _begin(self, stage: LocalStage) -> tuple[Optimizer, LRScheduler | None]:
         make_optimizer, make_scheduler = self._factories
@@ -317,8 +352,8 @@ class CutStep:
 
     def _load(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
         assert self._checkpoint is not None
-        with make_whole(self.module, self._any_stage, optimizer, keeps_changes=True):
-            load_states(self._checkpoint, self.module, optimizer, scheduler)
+        load_states(self._checkpoint, self.module, optimizer, scheduler, self._form)
+        cut_buffers(self.module, self._any_stage)
 
     def _require_equal_shapes(self, batch: Any, signature: str) -> None:
         """Raise `LossError` where ranks have microbatches of other shapes: their collectives would not meet."""

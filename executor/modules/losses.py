@@ -8,6 +8,7 @@ another model of transformers whose loss is a mean over labels is weighted by th
 
 from collections.abc import Callable, Mapping
 from enum import Enum
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -257,16 +258,18 @@ def require_mean_over_samples(
     loss: LossFunction | None,
     tolerance: float | None = None,
     kind: LossKind = LossKind.SAMPLES,
-) -> None:
+) -> bool:
     """Raise `LossError` where the loss of a batch is not the mean of the losses of its halves.
 
     It runs without gradients on the first samples of all ranks. Of a pair (sum, weight) the sums are checked. A forward
     that draws other random numbers than those of dropout cannot be checked.
+
+    Returns whether it was checked: not with one sample, random draws, or losses that are no numbers.
     """
     samples = gather_samples(batch, MOST_CHECKED)
     num_samples = count_samples(samples) // 2 * 2
     if num_samples < 2:
-        return
+        return False
     half = num_samples // 2
     ranges = ((0, num_samples), (0, num_samples), (0, half), (half, num_samples))
     parts = [select_samples(samples, first, end) for first, end in ranges]
@@ -282,7 +285,7 @@ def require_mean_over_samples(
     limit = TOLERANCES.get(losses[0].total.dtype, 1e-3) if tolerance is None else tolerance
     limit *= max(abs(whole), abs(first_half), abs(second_half), 1e-6)
     if abs(whole - again) > limit:
-        return
+        return False
     if losses[0].is_share:
         expected, rule = first_half + second_half, f"a loss over {NUM_ITEMS} is a sum over samples"
     elif losses[0].weight is not None:
@@ -295,3 +298,4 @@ def require_mean_over_samples(
             f"{first_half:.6g} and {second_half:.6g} for their halves; nearest: return (sum, weight), divide by "
             f"{NUM_ITEMS} that forward takes, or keep the batch whole"
         )
+    return isfinite(whole - expected)

@@ -7,7 +7,7 @@ A folder has one folder a checkpoint, named after the steps that were done, and 
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -36,6 +36,7 @@ from meshwise.executor.saving.digests import DIGESTS, find_damage
 from meshwise.executor.saving.groups import list_groups, nest_states
 from meshwise.executor.saving.names import STATE, find_scheduler, match_names
 from meshwise.executor.saving.safe_reading import list_shapes, load_keys
+from meshwise.executor.saving.shared_states import SharedState
 from meshwise.executor.saving.writing import METADATA, write_folder
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -61,36 +62,32 @@ def is_distributed(format: str) -> bool:
 
 
 class StateForm(Protocol):
-    """How a rank's states are whole ones in a checkpoint, so that it is the same under any plan."""
+    """How a rank's states are parts of whole ones in a checkpoint, so that it is the same under any plan."""
 
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a parameter, or of a state of its shape; of other states what they are."""
 
-    def make_room(self, name: str, state: Tensor) -> Tensor:
-        """Return a tensor of the shape of the whole."""
-
-    def cut(self, name: str, whole: Tensor, state: Tensor) -> Tensor:
-        """Return this rank's part of a whole, as ``state`` has it."""
+    def share(self, name: str, state: Tensor) -> Tensor:
+        """Return a state, in the same memory, as what is written and read of the whole."""
 
 
-def _map_states(function: Callable[..., Tensor], states: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
-    """Return states after a function of the name of the parameter, and of every state of it in each dict."""
+def _share(form: StateForm | None, states: dict[str, Any]) -> dict[str, Any]:
+    """Return states by the names of their parameters as a form shares them."""
     result = dict(states)
-    for key, state in states.items():
+    for key, state in states.items() if form is not None else ():
         if isinstance(state, Tensor):
+            assert form is not None
             name = key.removeprefix(STATE).rpartition(".")[0] if key.startswith(STATE) else key
-            result[key] = function(name, state, *(other[key] for other in others))
+            result[key] = form.share(name, state)
     return result
 
 
 def _read_states(
     module: nn.Module, optimizer: Optimizer, form: StateForm | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the states of module and optimizer by name, whole where a form makes them so."""
+    """Return the states of module and optimizer by name, as a form shares them."""
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
-    if form is not None:
-        return _map_states(form.gather, model_states), _map_states(form.gather, optimizer_states)
-    return model_states, optimizer_states
+    return _share(form, model_states), _share(form, optimizer_states)
 
 
 def save_states(
@@ -219,9 +216,7 @@ def load_states(
         _require_whole(checkpoint)
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
     own_states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
-    states = own_states
-    if form is not None:
-        states = {key: _map_states(form.make_room, part) for key, part in own_states.items()}
+    states = {key: _share(form, part) for key, part in own_states.items()}
     with _tell_reason(checkpoint):
         shapes = list_shapes(checkpoint)
     known_names = set(shapes)
@@ -237,11 +232,13 @@ def load_states(
     wanted = {key: states[part][name] for part in keys for name, key in keys[part].items() if key in known_names}
     with _tell_reason(checkpoint):
         load_keys(checkpoint, wanted, is_alone=count_ranks() == 1)
-    for part in keys:
-        states[part] |= {name: wanted[key] for name, key in keys[part].items() if key in wanted}
-    if form is not None:
-        states = {key: _map_states(form.cut, part, own_states[key]) for key, part in states.items()}
-    new_states = {"model_state_dict": states["module"], "optim_state_dict": states["optimizer"]}
+    for part in keys:  # tensors are filled where they lie
+        own_states[part] |= {
+            name: wanted[key]
+            for name, key in keys[part].items()
+            if key in wanted and not isinstance(wanted[key], SharedState)
+        }
+    new_states = {"model_state_dict": own_states["module"], "optim_state_dict": own_states["optimizer"]}
     set_state_dict(module, optimizer, **new_states, options=_OPTIONS)
     stepped_names = {
         name.removeprefix(STATE).rpartition(".")[0]

@@ -74,9 +74,9 @@ from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import compile_in_place
 from meshwise.executor.recording.tensors import to_whole
 from meshwise.executor.saving.background import BackgroundWriter
-from meshwise.executor.starting.construction import DeferredModule, Start, WholeModule, fill_parameters
-from meshwise.executor.starting.first_values import FirstValues
-from meshwise.executor.starting.shards import fill_shards, find_obstacle, move_present, tell_whole
+from meshwise.executor.starting.beginning import Beginning
+from meshwise.executor.starting.construction import Start, WholeModule
+from meshwise.executor.starting.shards import fill_shards, move_present
 
 CLIP_EPSILON = 1e-6
 """torch's, added to a norm that gradients are divided by."""
@@ -87,7 +87,7 @@ SEED_STRIDE = 1_000_003
 """A prime that keeps the seeds of steps and ranks apart."""
 
 
-class TrainingStep:
+class TrainingStep(Beginning):
     """A step of training: called with this rank's samples, it returns the loss of the global batch.
 
     Parameters
@@ -138,8 +138,6 @@ class TrainingStep:
             raise ValueError(f"precision is one of {', '.join(DTYPES)}, met {precision}; nearest: bf16")
         self.layout, self.loss, self.precision, self.max_norm, self.seed = layout, loss, precision, max_norm, seed
         self.device = find_device() if device is None else device
-        self.whole_reason = ""
-        self._values: FirstValues | None = None
         module = compile_in_place(self._take_start(WholeModule(module) if isinstance(module, nn.Module) else module))
         self.module = module.to(self.device) if self._values is None else move_present(module, self.device)
         if precision == "fp64":
@@ -257,8 +255,8 @@ class TrainingStep:
             ``safetensors``, or ``dcp`` for a folder of torch's distributed checkpoint, which all ranks write, with the
             states of the optimizer: ``{"model": ..., "optimizer": ...}`` of ``get_state_dict``.
         """
-        if self._checkpoint is not None and self._trained is None:
-            raise ValueError("weights of a checkpoint are there after at least one step, met none")
+        if (self._checkpoint is not None or self._values is not None) and self._trained is None:
+            raise ValueError("weights that are not yet made or read are there after at least one step, met none")
         if is_distributed(format):
             return self._export_states(Path(folder))
         return export_weights(Path(folder), self.module, is_plain=is_plain)
@@ -326,19 +324,7 @@ class TrainingStep:
 
     def _take_start(self, start: Start) -> nn.Module:
         """Return a module without its parameters where all ranks keep and can make parts of them, else with them."""
-        if not self._keeps_parts:
-            return start.build()
-        obstacle = find_obstacle(start)
-        if obstacle is None and isinstance(start, DeferredModule):
-            self._values = start.values
-            return start.module
-        self._begin_whole(obstacle or "")
-        return start.build()
-
-    def _begin_whole(self, reason: str) -> None:
-        """Say why this rank has the whole module in memory, if there are words for it."""
-        self.whole_reason = reason
-        tell_whole(reason)
+        return super()._take_start(start) if self._keeps_parts else start.build()
 
     @property
     def _keeps_parts(self) -> bool:
@@ -394,14 +380,6 @@ class TrainingStep:
             return None
         return BlockOffload(self.layout.actions, position, find_accelerator(self.device.type))
 
-    def _fill(self) -> None:
-        """Give all parameters that are not yet there their values, whole."""
-        if self._values is not None:
-            self._begin_whole("its forward on the first batch needs values to know what it runs")
-            fill_parameters(self.module, self._values)
-            self.module.to(self.device)
-            self._values = None
-
     def _probe(self, run: Callable[..., Any], units: Sequence[nn.Module], batch: Any) -> Any:
         """Return what a function finds of the module on the first batch."""
         is_share = self.loss is None and takes_num_items(self.module)
@@ -420,12 +398,13 @@ class TrainingStep:
             with find_precision_context(self.module, self.device, self.precision):
                 self._loss_kind = find_loss_kind(self.module, batch, self.loss)
 
-    def _check_loss(self, batch: Any) -> None:
-        """Raise `LossError` where ranks and microbatches do not make the loss of the batch."""
-        if self._divides_batch:
-            tolerance = CAST_TOLERANCE if self._is_cast else None
-            with find_precision_context(self.module, self.device, self.precision):
-                require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
+    def _check_loss(self, batch: Any) -> bool:
+        """Raise `LossError` where ranks and microbatches do not make the loss of the batch; else say if it is known."""
+        if not self._divides_batch:
+            return True
+        tolerance = CAST_TOLERANCE if self._is_cast else None
+        with find_precision_context(self.module, self.device, self.precision):
+            return require_mean_over_samples(self.module, batch, self.loss, tolerance, self._loss_kind)
 
     def _forget_calls(self) -> None:
         """Forget what units have run outside of steps."""

@@ -54,7 +54,8 @@ def compile_stage(
     Parameters
     ----------
     module
-        The module that was captured; this rank's parts of its parameters and buffers are copied.
+        The module that was captured; this rank's parts of its parameters and buffers are copied. Parts of parameters
+        on the meta device are there too.
     plan
         Its data axis cuts the batch of a microbatch.
     device
@@ -173,7 +174,8 @@ class _StageCompiler:
         if name not in self.parts:
             placement = self._find_placement(root)
             whole = self.tensors[name]
-            part = placement.cut(self.ranks, whole.detach()).to(self.device)
+            part = placement.cut(self.ranks, whole.detach())
+            part = part if part.is_meta else part.to(self.device)
             self.parts[name] = nn.Parameter(part, requires_grad=whole.requires_grad)
         self.values[root] = _Value(self._add_attribute(self.parts[name], root), self.captured.dims[root])
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwise.executor.recording.tensors import to_local
+from meshwise.executor.saving.shared_states import SharedState
 from meshwise.executor.saving.writing import Group, write_folder
 
 
@@ -42,6 +43,8 @@ def _copy(state: Any, old: Any) -> Any:
         return _copy_states(state, old)
     if not isinstance(state, Tensor):
         return deepcopy(state)
+    if isinstance(state, SharedState):
+        return state.replace(_copy(state.part, old.part if isinstance(old, SharedState) else None))
     if type(old) is not type(state) or old.shape != state.shape or old.dtype != state.dtype:
         return state.detach().to("cpu", copy=True)
     to_local(old).copy_(to_local(state.detach()), non_blocking=True)

@@ -1,11 +1,14 @@
 """One step of training of a user's module in stages: a pipeline, and data parallelism of every stage.
 
-A rank has the parameters of its own stages only: the user's module loses the others. Passes run in the order of the
-plan on torch's pipeline runtime.
+A rank has the parameters of its own stages only: the user's module loses the others. Of a module that is built without
+its parameters a rank makes no others: an export needs shapes alone, and what the first batch shows of the loss is found
+by values that operators are given one parameter at a time (`meshwise.executor.starting.trials`). Passes run in the
+order of the plan on torch's pipeline runtime.
 """
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
@@ -34,10 +37,13 @@ from meshwise.executor.recording.tensors import to_local, to_whole
 from meshwise.executor.recording.weight_files import find_aliases
 from meshwise.executor.stages.buckets import GradientBuckets
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
-from meshwise.executor.stages.export import StepGraph, export_step, list_inputs
+from meshwise.executor.stages.export import ExportError, StepGraph, export_step, list_inputs
 from meshwise.executor.stages.parts import StageNodes, divide_graph, list_parameter_names, splits_by_inputs
 from meshwise.executor.stages.stage import Stage, StageShards, make_examples
 from meshwise.executor.stages.tied import TiedParameters
+from meshwise.executor.starting.construction import fill_parameters
+from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
+from meshwise.executor.starting.shards import fill_shard, make_room
 from meshwise.strategies.plan.recomputation import PerStage
 from meshwise.strategies.schedules.schedule import find_rule
 
@@ -97,7 +103,15 @@ class PipelinedStep(TrainingStep):
 
     @property
     def _keeps_parts(self) -> bool:
-        return False
+        return True
+
+    def _find_loss_kind(self, batch: Any) -> None:
+        find = super()._find_loss_kind
+        self._try(lambda: find(batch), lambda _: self._loss_kind is not LossKind.SAMPLES)
+
+    def _check_loss(self, batch: Any) -> bool:
+        check = super()._check_loss
+        return self._try(lambda: check(batch), bool)
 
     def _begin(self, batch: Any) -> tuple[Optimizer, LRScheduler | None]:
         """Export the module on the first batch, cut it, and keep this rank's stages."""
@@ -126,7 +140,9 @@ class PipelinedStep(TrainingStep):
         stage_names = [list_parameter_names(step, nodes.operators) for nodes in all_nodes]
         self._tied = TiedParameters(stage_names, actions.stage_ranks, position, self._mesh)
         self._activations = self._make_block_offload(position)
-        stages = self._build_stages(step, {place: all_nodes[place] for place in actions.list_stages(position)})
+        own_places = actions.list_stages(position)
+        self._fill_own([stage_names[place] for place in own_places], stage_names, is_first=position == 0)
+        stages = self._build_stages(step, {place: all_nodes[place] for place in own_places})
         self._input_names = step.inputs
         self._buckets: dict[int, GradientBuckets] = {}
         runtime_stages = [self._wrap(step, place, stage, all_nodes) for place, stage in stages.items()]
@@ -134,6 +150,7 @@ class PipelinedStep(TrainingStep):
         self._is_first, self._is_last = 0 in stages, actions.num_stages - 1 in stages
         self._stages = stages
         self._keep_own(frozenset(chain.from_iterable(stage_names)), frozenset(step.updates), is_first=position == 0)
+        self._values = None
         self._step_loss: StepLoss | None = None
         return self._build_optimizer()
 
@@ -144,11 +161,45 @@ class PipelinedStep(TrainingStep):
 
     def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
         """Return the graph of a microbatch."""
+        if self._values is not None:
+            copy = copy_without_values(self.module, make_fake_mode(), self.device)
+            try:
+                return export_step(copy, self.loss, microbatch, self._loss_kind, num_items)
+            except ExportError as error:
+                if self.device.type == "cpu":
+                    raise
+                # operators of other devices may lack what tells shapes alone
+                self._fill(f"its export needs values ({error})")
         return export_step(self.module, self.loss, microbatch, self._loss_kind, num_items)
 
     def _find_planned_cuts(self, microbatch: Any) -> tuple[str, ...]:
         """Return the modules at which the stages of a plan begin; none for stages of about equal work."""
         return ()
+
+    @property
+    def _has_shards(self) -> bool:
+        """Whether data ranks share the parameters of a stage."""
+        return self.layout.data > 1 and self.layout.zero > 0
+
+    def _fill_own(
+        self, own_names: Sequence[Sequence[str]], all_names: Sequence[Sequence[str]], *, is_first: bool
+    ) -> None:
+        """Give the parameters of this rank's stages their first values, unless shards of them get these.
+
+        Parameters
+        ----------
+        own_names, all_names
+            Names of the parameters of this rank's stages, and of all.
+        is_first
+            Whether this rank has those that no stage reads.
+        """
+        if self._values is None:
+            return
+        read = set(chain.from_iterable(all_names))
+        names = set[str]() if self._has_shards else set(chain.from_iterable(own_names))
+        if is_first:
+            names |= {name for name, _ in self.module.named_parameters() if name not in read}
+        fill_parameters(self.module, self._values, names, self.device)
 
     def _divide(self, step: StepGraph, num_stages: int) -> tuple[StageNodes, ...]:
         own_blocks = {id(block) for block in list_blocks(self.module)}
@@ -186,13 +237,15 @@ class PipelinedStep(TrainingStep):
     @property
     def _boundary_dtype(self) -> torch.dtype | None:
         """The dtype of floats between stages: shards in 16 bits compute in them, else it is that of the graph."""
-        return DTYPES[self.precision] if self._is_cast and self.layout.zero and self.layout.data > 1 else None
+        return DTYPES[self.precision] if self._is_cast and self._has_shards else None
 
     def _build_stages(self, step: StepGraph, own_nodes: dict[int, StageNodes]) -> dict[int, Stage]:
         """Return the stages of this rank; a parameter of several of them is copied for all but the first."""
         parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
         stages: dict[int, Stage] = {}
-        seen_names: set[str] = set()
+        used = Counter(
+            name for nodes in own_nodes.values() for name in set(list_parameter_names(step, nodes.operators))
+        )
         for place, nodes in own_nodes.items():
             recompute = self.layout.find_recompute(place)
             stages[place] = Stage(
@@ -207,8 +260,8 @@ class PipelinedStep(TrainingStep):
             if self._activations is not None:
                 self._activations.wrap([part for part in stages[place].pieces if part.name], stages[place])
             for name in stages[place].list_parameters():
-                if name not in seen_names:
-                    seen_names.add(name)
+                used[name] -= 1
+                if used[name]:  # a later stage reads it too
                     original = parameters[name]
                     parameters[name] = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)
         return stages
@@ -217,8 +270,12 @@ class PipelinedStep(TrainingStep):
         """Return a stage for torch's pipeline, sharded, or with buckets for its gradients."""
         layout, nodes, dtype = self.layout, all_nodes[place], self._boundary_dtype
         submodule: nn.Module = stage
-        if layout.data > 1 and layout.zero:
+        if self._has_shards:
             submodule = StageShards(stage, layout, self._shard_mesh, self.precision, self.device)
+            if self._values is not None:
+                make_room(submodule, self.device)
+                for name, parameter in stage.list_parameters().items():
+                    fill_shard(parameter, name, self._values)
         inputs = make_examples(nodes.received, dtype) or (torch.empty(0, device="meta"),)
         outputs = make_examples(nodes.results or nodes.sent, None if nodes.results else dtype)
         result = _PipelineStage(
@@ -279,7 +336,7 @@ class PipelinedStep(TrainingStep):
     def _finish_gradients(self, factor: float) -> None:
         for buckets in self._buckets.values():
             buckets.finish()
-        if self.layout.zero and self.layout.data > 1:
+        if self._has_shards:
             groups = [self._mesh[axis].get_group() for axis in ("replica", "shard")]
             average_scalars(self._list_scalars(), groups)
         self._sum_parts()
@@ -312,7 +369,7 @@ class PipelinedStep(TrainingStep):
         for name, gradient in gradients.items():
             copies = self._count_copies(name) * (1 if gradient.dim() else self.layout.shards)
             total += gradient.double().square().sum() / copies
-        if self.layout.zero and self.layout.data > 1:
+        if self._has_shards:
             dist.all_reduce(total, group=self._mesh["shard"].get_group())
         for axis in ("pipeline", *self._operator_axes):
             dist.all_reduce(total, group=self._mesh[axis].get_group())
@@ -336,20 +393,29 @@ class PipelinedStep(TrainingStep):
         """Write the whole weights, gathered from all stages, as `TrainingStep.export` does."""
         if is_distributed(format):
             return self._export_states(Path(folder))
-        weights = self._gather_weights()
+        if self._trained is None:
+            raise ValueError("weights of stages are there after at least one step, met none")
+        weights = self._gather_weights(keeps=self.rank == 0)
         if self.rank:
             return None
         return write_module(Path(folder), self._whole, weights, self._aliases, is_plain=is_plain)
 
-    def _gather_weights(self) -> dict[str, Tensor]:
-        """Return the states of the whole module, in host memory, on all ranks."""
-        own = {
-            name: self._gather_state(name, tensor).detach().cpu() for name, tensor in self.module.state_dict().items()
-        }
-        parts: list[Any] = [None] * self.layout.pipeline
-        dist.all_gather_object(parts, own, group=self._group)
-        found = {name: tensor for part in reversed(parts) for name, tensor in part.items()}
-        return {name: found[name] for name in self._state_names}
+    def _gather_weights(self, *, keeps: bool) -> dict[str, Tensor]:
+        """Return the states of the whole module, in host memory, on ranks that keep them; others have one at a time."""
+        own = self.module.state_dict()
+        stage_names: list[Any] = [None] * self.layout.pipeline
+        dist.all_gather_object(stage_names, list(own), group=self._group)
+        owners = {name: place for place, names in reversed([*enumerate(stage_names)]) for name in names}
+        found: dict[str, Tensor] = {}
+        for name in self._state_names:
+            state: list[Any] = [None]
+            if owners[name] == dist.get_rank(self._group):
+                state = [self._gather_state(name, own[name]).detach().cpu()]
+            source = dist.get_global_rank(self._group, owners[name])
+            dist.broadcast_object_list(state, source, group=self._group)
+            if keeps:
+                found[name] = state[0]
+        return found
 
     def _gather_state(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a state of the module."""
@@ -369,7 +435,7 @@ class PipelinedStep(TrainingStep):
 
     def _build_whole(self) -> nn.Module:
         """Return a whole module with the states as they are now."""
-        weights = self._gather_weights()
+        weights = self._gather_weights(keeps=True)
         whole = copy.deepcopy(self._whole)
         for name, parameter in list(whole.named_parameters(remove_duplicate=False)):
             owner, _, attribute = name.rpartition(".")

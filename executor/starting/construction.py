@@ -208,11 +208,16 @@ def _fill_others(recorder: Recorder, parameter_ids: frozenset[int], parameter_st
         give_values(tensor, torch.empty(0, dtype=slot.dtype).set_(storage, slot.offset, slot.shape, slot.stride))
 
 
-def fill_parameters(module: nn.Module, values: FirstValues, names: Container[str] | None = None) -> None:
+def fill_parameters(
+    module: nn.Module,
+    values: FirstValues,
+    names: Container[str] | None = None,
+    device: torch.device | None = None,
+) -> None:
     """Give parameters of a module, all or those of some names, their first values, one after the other."""
     for name, parameter in list(module.named_parameters()):
         if names is None or name in names:
-            replace_parameter(module, parameter, values.read(name).to(parameter.dtype))
+            replace_parameter(module, parameter, values.read(name).to(device, parameter.dtype))
 
 
 def replace_parameter(module: nn.Module, parameter: nn.Parameter, values: Tensor) -> None:

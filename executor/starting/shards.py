@@ -46,17 +46,27 @@ def tell_whole(obstacle: str) -> None:
 
 def fill_shards(module: nn.Module, values: FirstValues, device: torch.device) -> None:
     """Give the parameters of a module of ``fully_shard``, which are on the meta device, memory and first values."""
+    make_room(module, device)
+    for name, parameter in module.named_parameters():
+        fill_shard(parameter, name, values)
+
+
+def make_room(module: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device of a module memory on a device."""
     module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if not isinstance(parameter, DTensor):  # a scalar, of which every rank has a copy
-                parameter.copy_(values.read(name))
-                continue
-            local = to_local(parameter)
-            offsets = [chunk.offsets for chunk in list_chunks(parameter)]
-            sizes = [chunk.sizes for chunk in list_chunks(parameter)]
-            for own_offsets, own_sizes in zip(offsets, sizes, strict=True):
-                starts = [own - first for own, first in zip(own_offsets, offsets[0], strict=True)]
-                if 0 not in own_sizes:
-                    part = values.read_part(name, own_offsets, own_sizes)
-                    select_box(local, starts, own_sizes).copy_(part)
+
+
+@torch.no_grad()
+def fill_shard(parameter: nn.Parameter, name: str, values: FirstValues) -> None:
+    """Give a parameter its first values: those of this rank's shards, or of the whole where ranks have copies."""
+    if not isinstance(parameter, DTensor):  # a scalar
+        parameter.copy_(values.read(name))
+        return
+    local = to_local(parameter)
+    offsets = [chunk.offsets for chunk in list_chunks(parameter)]
+    sizes = [chunk.sizes for chunk in list_chunks(parameter)]
+    for own_offsets, own_sizes in zip(offsets, sizes, strict=True):
+        starts = [own - first for own, first in zip(own_offsets, offsets[0], strict=True)]
+        if 0 not in own_sizes:
+            part = values.read_part(name, own_offsets, own_sizes)
+            select_box(local, starts, own_sizes).copy_(part)

@@ -9,7 +9,8 @@ import torch
 from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import (
     capture_batch,
-    check_program,
+    check_start,
+    copy_structure,
     require_same_module,
     require_samples,
 )
@@ -17,6 +18,7 @@ from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, split_evenly
 from meshwise.executor.modules.optimizers import build_optimizer
 from meshwise.executor.operators.layouts import Layouts
+from meshwise.executor.starting.construction import DeferredModule
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile
@@ -34,7 +36,9 @@ def capture_job(job: TrainJob) -> CapturedModule:
     nearest = f"data={job.layout.num_ranks}"
     with redirect_stdout(sys.stderr):  # the user's file may print
         user_file = load_source(job)
-        module = user_file.build_model(job.seed)
+        start = user_file.start_model(job.seed)
+        values = start.values if isinstance(start, DeferredModule) else None
+        module = start.module if values is None else copy_structure(start.module)  # a capture reads shapes alone
         batch = read_microbatch(job, user_file)
         num_samples = count_samples(batch)
         require_samples(num_samples, "all data ranks")
@@ -45,7 +49,7 @@ def capture_job(job: TrainJob) -> CapturedModule:
             plan = job.layout.plan
             require_same_module(plan, captured, module)
             Layouts(captured, {sharding.operator: sharding for sharding in plan.shardings})
-        check_program(module, batch, user_file.loss, nearest=nearest)
+        check_start(start.module, values, batch, user_file.loss, nearest=nearest)
     return captured
 
 
@@ -54,7 +58,7 @@ def require_cut_optimizer(job: TrainJob) -> None:
     with redirect_stdout(sys.stderr):
         user_file = load_source(job)
         if user_file.optimizer is not None:
-            module = user_file.build_model(job.seed)
+            module = user_file.start_model(job.seed).module
             require_elementwise(build_optimizer(user_file.optimizer, module, {}))
 
 

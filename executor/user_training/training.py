@@ -146,7 +146,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
-    facts |= {"whole": step.whole_reason} if isinstance(step, TrainingStep) else {}
+    facts |= {"whole": step.whole_reason}
     copies = {"copies": digest_copies(unwrap(step.module), step.states_by_parameter)} if job.is_trial else {}
     facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
 
@@ -178,10 +178,9 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     start = user_file.start_model(job.seed)
     if job.without_dropout:
         drop_nothing(start.module)
-    is_cut = job.layout.tensor > 1
-    make: Any = make_cut_step if is_cut else make_step
+    make: Any = make_cut_step if job.layout.tensor > 1 else make_step
     step: TrainingStep | CutStep = make(
-        start.build() if is_cut else start,
+        start,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
         scheduler=user_file.scheduler,

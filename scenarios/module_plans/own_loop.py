@@ -65,9 +65,9 @@ def parallelize(
     layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
     if isinstance(layout, ModuleLayout) and layout.tensor == 1 and layout.plan is None:
         return parallelize_whole(module, layout, **options)
-    module = make_start(module, options.get("seed", 0)).build()
+    start = make_start(module, options.get("seed", 0))
     if not isinstance(layout, ModuleLayout):
-        return _search(module, **options)
+        return _search(start.build(), **options)
 
     def choose_plan(captured: "CapturedModule") -> Plan:
         samples = captured.batch // layout.data
@@ -76,7 +76,7 @@ def parallelize(
 
     learning_rate = options.pop("learning_rate", 1e-3)
     options["optimizer"] = options.get("optimizer") or make_adamw(learning_rate)
-    return make_cut_step(module, layout, device=find_device(), choose_plan=choose_plan, **options)
+    return make_cut_step(start, layout, device=find_device(), choose_plan=choose_plan, **options)
 
 
 def _search(module: Any, *, optimizer: Any = None, learning_rate: float = 1e-3, **options: Any) -> "SearchedStep":

@@ -172,7 +172,5 @@ def test_a_captured_graph_is_sent_to_a_run_of_its_module_where_that_follows_the_
     graph = scenario.problem
     whole = complete(graph, Layout(data=8, microbatch=1))
     asynchronous = complete(graph, Layout(data=4, pipeline=2, microbatch=1, schedule="pipedream"))
-    assert [launch.describe() for launch in list_launches(scenario, whole)] == [
-        f"{TRAIN} (how it keeps memory is not known)"
-    ]
+    assert [launch.describe() for launch in list_launches(scenario, whole)] == [TRAIN]
     assert list_launches(scenario, asynchronous) == ()

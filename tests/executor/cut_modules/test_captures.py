@@ -1,5 +1,7 @@
 """Modules are captured as training calls them: with batches of any form, and losses of the user's own."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,15 +10,19 @@ import networks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import default_collate  # noqa: E402
 
+from meshwise.executor.cut_modules import captures  # noqa: E402
 from meshwise.executor.cut_modules.captures import (  # noqa: E402
     CutError,
     capture_batch,
+    check_start,
     copy_structure,
     find_signature,
+    find_weight,
     make_example,
     require_same_module,
 )
 from meshwise.executor.modules.batches import list_tensors  # noqa: E402
+from meshwise.executor.starting.construction import DeferredModule, start_module  # noqa: E402
 from meshwise.scenarios.inputs.operator_cuts import choose_cuts  # noqa: E402
 
 
@@ -76,3 +82,29 @@ def test_a_plan_of_another_module_or_batch_is_refused() -> None:
     require_same_module(plan, packed, nn.Identity())
     with pytest.raises(CutError, match=r"shardings are of operators of the module, met words\.add"):
         require_same_module(plan, gated, nn.Identity())
+
+
+def start(kind: str) -> DeferredModule:
+    found = start_module(networks.KINDS[kind][0], 0)
+    assert isinstance(found, DeferredModule)
+    return found
+
+
+def test_a_module_without_values_has_them_for_a_comparison_if_it_is_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"loss": lambda outputs, batch: outputs.square().mean(), "nearest": "data=2"}
+    hooked, plain = start("hooked"), start("packed")
+    with pytest.raises(CutError, match="a hook of a gradient"):
+        check_start(hooked.module, hooked.values, find_batch("hooked"), **options)
+    check_start(plain.module, plain.values, find_batch("packed"), None, nearest="data=2")
+    assert not capsys.readouterr().err
+    assert all(parameter.is_meta for parameter in (*hooked.module.parameters(), *plain.module.parameters()))
+    monkeypatch.setattr(captures, "CHECKED_BYTES", 1000)
+    check_start(hooked.module, hooked.values, find_batch("hooked"), **options)
+    assert "the program is not checked: a module with at most 1e-06 GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "has_weight"), [("gated", True), ("packed", False)])
+def test_a_weight_is_found(kind: str, has_weight: bool) -> None:
+    assert find_weight(networks.KINDS[kind][0](), find_batch(kind), None) == has_weight
