@@ -26,12 +26,7 @@ from meshwise.executor.cut_modules.captures import (
 )
 from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
-from meshwise.executor.cut_modules.plan_choice import (
-    PlanChoice,
-    agree_on_plan,
-    keep_operator_axes,
-    list_operator_axes,
-)
+from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan, keep_operator_axes
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.cut_modules.whole_states import put_parts
 from meshwise.executor.modules.batches import count_samples
@@ -108,7 +103,7 @@ class CutStagesStep(PipelinedStep):
 
     @property
     def _operator_axes(self) -> dict[str, int]:
-        return list_operator_axes(self.layout.plan, self.layout.tensor)
+        return self.layout.operator_axes
 
     def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
         """Return the graph of this rank's parts, which the module has from now on."""

@@ -178,7 +178,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     start = user_file.start_model(job.seed)
     if job.without_dropout:
         drop_nothing(start.module)
-    is_cut = job.layout.tensor > 1
+    is_cut = job.layout.operator_ranks > 1
     make: Any = make_cut_step if is_cut else make_step
     step: TrainingStep | CutStep = make(
         start.build() if is_cut else start,

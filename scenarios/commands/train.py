@@ -304,8 +304,9 @@ def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
     The module of the file is captured, and refused where it cannot be cut.
     """
     layout = job.layout
-    if layout.tensor == 1:
+    if layout.operator_ranks == 1:
         return job
+    from meshwise.executor.modules.layout import CUTS
     from meshwise.executor.user_training.cuts import capture_job  # needs torch
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
@@ -315,7 +316,7 @@ def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
     plan = choose_cuts(
         captured.graph,
         data=layout.data,
-        tensor=layout.tensor,
+        **{word: getattr(layout, word) for word in CUTS},
         samples=captured.batch // layout.data,
         num_microbatches=layout.num_microbatches,
     )

@@ -97,6 +97,30 @@ class Gated(nn.Module):
         return F.cross_entropy(logits, labels.flatten(), reduction="sum"), (labels != -100).sum()
 
 
+class Attentive(nn.Module):
+    """Three heads, which two ranks do not divide: queries that share keys, and a mask that depends on the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, 12), nn.Embedding(LENGTH, 12)
+        self.query, self.pair, self.qkv = nn.Linear(12, 12), nn.Linear(12, 8), nn.Linear(12, 36)
+        self.out, self.norm, self.head = nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, WORDS)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Any:
+        batch, length = ids.shape
+        places = torch.arange(length, device=ids.device)
+        x = self.words(ids) + self.positions(places)
+        q = self.query(x).view(batch, length, 3, 4).transpose(1, 2)
+        k, v = self.pair(x).view(batch, length, 2, 1, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
+        q, k, v = self.qkv(x).view(batch, length, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        sees = (ids != 0)[:, None, None, :] & (places[:, None] >= places - 2) | (places[:, None] == places)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=sees).transpose(1, 2).flatten(2)
+        logits = self.head(x + y)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum()
+
+
 class Regrouped(nn.Module):
     """Samples follow each other within a position, and factors of a width are regrouped inside heads that are cut."""
 
@@ -155,6 +179,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "packed": (Packed, draw_words),
     "dropout": (lambda: Packed(0.3), draw_words),
     "gated": (Gated, draw_labels),
+    "attentive": (Attentive, draw_labels),
     "regrouped": (Regrouped, draw_words),
     "perceptron": (Perceptron, draw_floats),
     "hooked": (Hooked, draw_floats),
