@@ -136,7 +136,8 @@ def _list_stack_dims(block: Block, operator: Operator) -> Iterator[str]:
         rows = [dim for dim in dims if dim in operator.reduced and dim in input_dims]
         columns = [dim for dim in dims if dim not in operator.reduced and dim not in input_dims]
         for dim in dims:
-            is_stack = dim == EXPERTS or (dim in input_dims and dim not in operator.reduced)
+            # a dim of one operand alone is summed over only where each row is of one expert
+            is_stack = dim == EXPERTS or (dim in input_dims) != (dim in operator.reduced)
             if is_stack and set(rows) - {dim} and set(columns) - {dim}:
                 yield dim
 
