@@ -24,6 +24,7 @@ from meshwise.executor.launch.worker import run_rank
 from meshwise.executor.modules.batches import split_evenly, to_double
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import call_module, read_loss
+from meshwise.executor.modules.quiet import KeepDouble, turn_to_double
 from meshwise.executor.operators import calls, collectives, stage_compiler
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.recording.weight_files import read_weights
@@ -86,7 +87,9 @@ def batches(kind: str) -> list[Any]:
 
 def build(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    return networks.KINDS[kind][0]().double().train()
+    module = networks.KINDS[kind][0]()
+    turn_to_double(module)
+    return module.train()
 
 
 def find_loss(kind: str) -> Any:
@@ -99,7 +102,8 @@ def train_plainly(kind: str, max_norm: float | None) -> tuple[list[float], nn.Mo
     optimizer = networks.optimizer(module)
     scheduler = networks.scheduler(optimizer)
     for batch in batches(kind):
-        value = read_loss(call_module(module, batch), batch, find_loss(kind))
+        with KeepDouble():
+            value = read_loss(call_module(module, batch), batch, find_loss(kind))
         loss = value.total if value.weight is None else value.total / value.weight
         loss.backward()
         if max_norm is not None:
@@ -130,7 +134,7 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
                 raise
             return {"losses": inf, "weights": inf}
         own = sum(parameter.numel() for parameter in step.module.parameters())
-    step.export(folder / "weights")
+    step.export(folder / "weights", is_plain=True)
     dist.barrier()
     weights = read_weights(folder / "weights")
     dist.barrier()
