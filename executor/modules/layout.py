@@ -154,10 +154,13 @@ class ModuleLayout:
 
     @property
     def is_staged(self) -> bool:
-        """Whether the module runs in stages, or in one whose cut operators have shards or are computed again."""
-        return self.pipeline > 1 or (
-            self.operator_ranks > 1 and (self.zero > 0 or self.recomputes or bool(self.offload))
-        )
+        """Whether the module runs in stages, or in one whose cut operators have shards or are computed again.
+
+        So do experts beside data ranks, each of which sorts its own rows by expert.
+        """
+        has_own_rows = self.expert > 1 and self.data > 1
+        is_more = self.zero > 0 or self.recomputes or bool(self.offload) or has_own_rows
+        return self.pipeline > 1 or (self.operator_ranks > 1 and is_more)
 
     @property
     def num_stages(self) -> int:

@@ -71,7 +71,7 @@ def train(
         typer.Option(
             metavar="PLAN",
             help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, recompute=selective:2, "
-            "offload=activations, pipeline=2 or tensor=2, "
+            "offload=activations, pipeline=2, tensor=2, context=2 or expert=2, "
             "or search, the default: what the simulator predicts to be fastest here.",
         ),
     ] = None,

@@ -318,7 +318,9 @@ class StepPredictor:
         """Return the graph of a layout whose operators take and keep what a rank's parts do."""
         model = self.model
         if model.cut_graph is None or layout.plan is None:
-            raise ValueError(f"tensor({layout.tensor}): a captured module and shardings are predicted, met none")
+            raise ValueError(
+                f"tensor({layout.operator_ranks}): a captured module and shardings are predicted, met none"
+            )
         samples = max(model.batch // layout.data // layout.num_microbatches, 1)
         graph = cut_times(model.cut_graph, layout.plan, samples, cluster(LIBRARY).accelerator)
         program = self._find_program(layout)

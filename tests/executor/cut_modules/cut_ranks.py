@@ -25,7 +25,7 @@ from meshwise.executor.modules.batches import split_evenly, to_double
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import call_module, read_loss
 from meshwise.executor.modules.quiet import KeepDouble, turn_to_double
-from meshwise.executor.operators import calls, collectives, stage_compiler
+from meshwise.executor.operators import calls, collectives, cut_attention, cut_experts, stage_compiler
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.recording.weight_files import read_weights
 from meshwise.scenarios.module_plans.own_loop import parallelize
@@ -53,6 +53,15 @@ def first_part(self: collectives.RankMesh, part: Tensor, index: int, axis: str) 
     return part.chunk(self.size[axis], index)[0]
 
 
+def attend_first_rows(part: int, *arguments: Any, **options: Any) -> Tensor:
+    return ATTEND_ROWS(0, *arguments, **options)
+
+
+def multiply_first_experts(product: Any, part: int, *arguments: Any, **options: Any) -> Tensor:
+    return MULTIPLY_EXPERTS(product, 0, *arguments, **options)
+
+
+ATTEND_ROWS, MULTIPLY_EXPERTS = cut_attention.attend_rows, cut_experts.multiply_experts
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "gradients are not summed": (LocalStage, "sum_gradients", lambda self: None),
     "gradients of values do not go back": (calls.Move, "backward", staticmethod(whole_gradient)),
@@ -62,6 +71,8 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "a gradient counts twice": (calls.Share, "backward", staticmethod(whole_gradient_once)),
     "gradients of parts are not summed": (CutStagesStep, "_sum_parts", lambda self: None),
     "norms count copies": (CutStagesStep, "_count_copies", lambda self, name: 1),
+    "queries see the keys of the first ones": (cut_attention, "attend_rows", attend_first_rows),
+    "all ranks have the rows of the first experts": (cut_experts, "multiply_experts", multiply_first_experts),
     "buffers are not renewed": (stage_compiler, "make_renewal", lambda *_: lambda *values: None),
 }
 

@@ -27,6 +27,9 @@ FOUR_RANKS = (
 )
 
 
+FAULT = "queries see the keys of the first ones"
+
+
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (4, FOUR_RANKS)])
 def test_ranks_with_parts_of_sequences_compute_what_a_loop_of_torch_does(
     ranks: int, cases: tuple[tuple[str, str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -36,8 +39,11 @@ def test_ranks_with_parts_of_sequences_compute_what_a_loop_of_torch_does(
         for kind, words in cases
     ]
     runs.append({"kind": cases[0][0], "words": cases[0][1], "max_norm": 0.5})  # as in a loop of the user's own
-    for found in run_ranks(runs, ranks, tmp_path / "ranks", monkeypatch):
-        for case, result in zip(runs, found, strict=True):
+    wrong = {"kind": "attentive", "layout": find_layout("attentive", f"context={ranks}", monkeypatch).to_json()}
+    wrong["fault"] = FAULT
+    for found in run_ranks([*runs, wrong], ranks, tmp_path / "ranks", monkeypatch):
+        assert found[-1]["losses"] > 1e-9
+        for case, result in zip(runs, found, strict=False):
             assert result["losses"] <= 1e-12 and result["weights"] <= 1e-9 and not result["names"], (case, result)
 
 

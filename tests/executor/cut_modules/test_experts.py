@@ -11,12 +11,11 @@ pytest.importorskip("torch")
 from .cut_runs import find_layout, run_ranks
 
 KINDS = ("mixture", "mixtral") if find_spec("transformers") else ("mixture",)
+FAULT = "all ranks have the rows of the first experts"
 FOUR_RANKS = (
     ("mixture", "data=2,expert=2"),
     ("mixtral", "data=2,expert=2,zero=2"),
     ("mixture", "expert=2,tensor=2"),
-    ("mixtral", "expert=2,context=2,recompute=full"),
-    ("mixtral", "data=2,expert=2,num_microbatches=2"),
     ("mixtral", "pipeline=2,expert=2,num_microbatches=2"),
 )
 
@@ -33,9 +32,11 @@ def test_ranks_with_some_of_the_experts_compute_what_a_loop_of_torch_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = list_runs((("mixture", "expert=2"), ("mixtral", "expert=2")), monkeypatch)
+    wrong = [run | {"fault": FAULT} for run in runs[1:]]
     shares = {"mixture": 0.75, "mixtral": 0.85}
-    for found in run_ranks(runs, 2, tmp_path / "two", monkeypatch):
-        for case, result in zip(runs, found, strict=True):
+    for found in run_ranks(runs + wrong, 2, tmp_path / "two", monkeypatch):
+        assert all(result["losses"] > 1e-9 for result in found[len(runs) :])
+        for case, result in zip(runs, found, strict=False):
             assert result["losses"] <= 1e-12 and result["weights"] <= 1e-9 and not result["names"], (case, result)
             assert result["share"] < shares[case["kind"]], result  # half of the experts
 
