@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
+from meshwise.executor.capture.grouped_products import GroupedProducts
 from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import add_nearest, find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
@@ -103,7 +104,8 @@ def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
         try:
             with keep_experts(module):
                 program = export_program(module, inputs)
-            check(program, module, [inputs], CHECKED_SAMPLES)
+            with GroupedProducts():
+                check(program, module, [inputs], CHECKED_SAMPLES)
         except CaptureError as error:
             raise CutError(add_nearest(str(error), f"{nearest}, which captures nothing")) from error
 

@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from meshwise.executor.capture.grouped_products import find_grouped_product
+
 Result = TypeVar("Result")
 
 
@@ -135,6 +137,7 @@ class KeepDouble(TorchFunctionMode):
         if isinstance(tensor, Tensor) and tensor.dtype is torch.float64:
             if function is Tensor.float:
                 return tensor
+            function = find_grouped_product(function, args, kwargs or {})
             if function is Tensor.type_as and args[1].dtype is torch.float32:
                 return tensor
             args = tuple(torch.float64 if item is torch.float32 else item for item in args)

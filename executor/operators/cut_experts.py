@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from meshwise.executor.capture.rules.products import GROUPED
 from meshwise.executor.capture.rules.table import get_name
+from meshwise.executor.operators.calls import QUICK_CALLS
 from meshwise.executor.operators.collectives import RankMesh
 from meshwise.executor.operators.layouts import Layouts
 
@@ -28,7 +29,9 @@ def find_experts_part(node: Node, layouts: Layouts, ranks: RankMesh) -> Callable
     cuts, names = dict(layouts.sharding(node).cuts), layouts.captured.dims[weight.name][0]
     axes = tuple(axis for name in names for axis in cuts.get(name, ()))
     is_cut = ranks.count_parts(axes) > 1
-    return partial(multiply_experts, node.target, ranks.find_part(axes)) if is_cut else None
+    return (
+        partial(multiply_experts, QUICK_CALLS.get(node.target, node.target), ranks.find_part(axes)) if is_cut else None
+    )
 
 
 def multiply_experts(

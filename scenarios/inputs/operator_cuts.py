@@ -166,11 +166,8 @@ class CutRules:
             degree = self.degrees.get(axis, 1)
             if degree == 1 or any(self._serves(axis, sharding) for sharding in shardings):
                 continue
-            what, sizes = "a dim of some operator", set[int]()
-            if axis == CONTEXT_AXIS:
-                what, sizes = "the sequence of products", self._list_sizes(lambda dim: dim == SEQUENCE)
-            if axis == EXPERT_AXIS:
-                what, sizes = "the experts in stacked parameters", self._list_sizes(self.expert_dims.__contains__)
+            what = _PURPOSES[word]
+            sizes = {size for _, size in self._list_heavy_dims(axis)} if axis != TENSOR else set()
             size = max(sizes, default=0)
             met = f"{what}({size}), met {degree}" if size else f"{what}, met none"
             raise ValueError(f"{word}({degree}) divides {met}; nearest: {nearest_divisor(size, degree) if size else 1}")
@@ -204,7 +201,20 @@ class CutRules:
             return bool(dims) and operator.kind in HEAVY and bool(operator.parameters)
         return bool(dims & self.expert_dims if axis == EXPERT_AXIS else dims)
 
-    def _list_sizes(self, is_asked: Callable[[str], bool]) -> set[int]:
-        """Return the sizes of the dims of heavy operators that are asked for."""
-        operators = [operator for _, operator in self.operators.values() if operator.kind in HEAVY]
-        return {size for operator in operators for dim, size in operator.dims if is_asked(dim)}
+    def _list_heavy_dims(self, axis: str) -> Iterator[tuple[str, int]]:
+        """Yield the dims of heavy operators that an axis is there for, with their sizes."""
+        for block, operator in self.operators.values():
+            if operator.kind in HEAVY and operator.parameters:
+                parameter_dims = {dim for name in operator.parameters for dim in block.tensor[name].dims}
+                for dim, size in operator.dims:
+                    is_of_tokens = dim != BATCH and dim not in parameter_dims
+                    if is_of_tokens if axis == CONTEXT_AXIS else dim in self.expert_dims:
+                        yield dim, size
+
+
+_PURPOSES = {
+    "tensor": "a dim of some operator",
+    "context": "the sequence of products",
+    "expert": "the experts in stacked parameters",
+}
+"""What an axis divides, in words."""

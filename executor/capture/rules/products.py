@@ -146,8 +146,8 @@ def grouped_product(call: Call) -> Work:
     )
 
 
-GROUPED = ("_grouped_mm", "grouped_mm_fallback")
-"""Grouped products of torch, and of transformers where torch has none."""
+GROUPED = ("_grouped_mm", "grouped_product", "grouped_mm_fallback")
+"""Grouped products of torch, of `meshwise.executor.capture.grouped_products`, and of transformers."""
 
 RULES: dict[str, Rule] = {
     "linear": linear,

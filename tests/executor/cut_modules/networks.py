@@ -146,6 +146,39 @@ class Mixture(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
+class GroupedLayer(nn.Module):
+    """Experts by one grouped product of the tokens in their order."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.experts, self.router = experts, nn.Linear(12, experts, bias=False)
+        self.up, self.down = (nn.Parameter(0.3 * torch.randn(experts, *shape)) for shape in ((12, 20), (20, 12)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(2)
+        order = chosen.flatten().argsort(stable=True)
+        ends = F.one_hot(chosen.flatten(), self.experts).sum(0).cumsum(0).to(torch.int32)
+        y = F.silu(F.grouped_mm(rows[order // 2], self.up, offs=ends))
+        y = F.grouped_mm(y, self.down, offs=ends) * weights.flatten()[order, None]
+        return x + torch.zeros_like(rows).index_add(0, order // 2, y).view_as(x)
+
+
+class Grouped(nn.Module):
+    """Two such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 12), nn.Linear(12, WORDS)
+        self.layers = nn.ModuleList(GroupedLayer() for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
 def make_mixtral() -> nn.Module:
     """Return a model whose experts are multiplied by one grouped product."""
     from transformers import MixtralConfig, MixtralForCausalLM
@@ -227,6 +260,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "dropout": (lambda: Packed(0.3), draw_words),
     "gated": (Gated, draw_labels),
     "mixture": (Mixture, draw_words),
+    "grouped": (Grouped, draw_words),
     "mixtral": (make_mixtral, draw_inputs),
     "attentive": (Attentive, draw_labels),
     "regrouped": (Regrouped, draw_words),

@@ -10,13 +10,14 @@ pytest.importorskip("torch")
 
 from .cut_runs import find_layout, run_ranks
 
-KINDS = ("mixture", "mixtral") if find_spec("transformers") else ("mixture",)
+KINDS = ("mixture", "grouped", *(("mixtral",) if find_spec("transformers") else ()))
 FAULT = "all ranks have the rows of the first experts"
 FOUR_RANKS = (
     ("mixture", "data=2,expert=2"),
-    ("mixtral", "data=2,expert=2,zero=2"),
+    ("grouped", "data=2,expert=2,zero=2"),
     ("mixture", "expert=2,tensor=2"),
-    ("mixtral", "pipeline=2,expert=2,num_microbatches=2"),
+    ("grouped", "expert=2,context=2,recompute=full"),
+    ("grouped", "pipeline=2,expert=2,num_microbatches=2"),
 )
 
 
@@ -24,16 +25,15 @@ def list_runs(cases: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatc
     return [
         {"kind": kind, "layout": find_layout(kind, words, monkeypatch).to_json(), "max_norm": 0.5}
         for kind, words in cases
-        if kind in KINDS
     ]
 
 
 def test_ranks_with_some_of_the_experts_compute_what_a_loop_of_torch_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = list_runs((("mixture", "expert=2"), ("mixtral", "expert=2")), monkeypatch)
+    runs = list_runs(tuple((kind, "expert=2") for kind in KINDS), monkeypatch)
     wrong = [run | {"fault": FAULT} for run in runs[1:]]
-    shares = {"mixture": 0.75, "mixtral": 0.85}
+    shares = {"mixture": 0.75, "grouped": 0.8, "mixtral": 0.85}
     for found in run_ranks(runs + wrong, 2, tmp_path / "two", monkeypatch):
         assert all(result["losses"] > 1e-9 for result in found[len(runs) :])
         for case, result in zip(runs, found, strict=False):
