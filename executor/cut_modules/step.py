@@ -107,7 +107,8 @@ class CutStep:
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
         if layout.num_ranks != self.num_ranks:
-            rule = f"{' * '.join(('data', *CUTS))} = {layout.num_ranks} ranks, and there are {self.num_ranks}"
+            words = ("data", *(name for name in reversed(CUTS) if getattr(layout, name) > 1))
+            rule = f"{' * '.join(words)} = {layout.num_ranks} ranks, and there are {self.num_ranks}"
             raise ValueError(f"{rule}; nearest: data=1,tensor={self.num_ranks}")
         if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")
