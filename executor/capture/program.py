@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from meshwise.executor.capture.captured import CaptureError, Program, find_updates, is_part
 from meshwise.executor.capture.decompositions import DECOMPOSITIONS
+from meshwise.executor.capture.grouped_products import GroupedProducts
 from meshwise.executor.capture.rules.table import find_rule
 from meshwise.executor.capture.rules.work import list_values
 from meshwise.executor.capture.source_lines import find_error_line, find_forward_line, find_node_line
@@ -99,7 +100,7 @@ def export_program(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     module.train()  # dropout and batch norm are captured as they train
     try:
         with silence_torch():
-            with DataDetachMode(), trust_causal_hints():
+            with DataDetachMode(), GroupedProducts(), trust_causal_hints():
                 exported_program = torch.export.export(module, inputs, strict=False)
             inline_blocks(exported_program.graph_module)
             exported_program = exported_program.run_decompositions(_list_decompositions())

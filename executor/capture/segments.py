@@ -56,7 +56,7 @@ def _build_draft(reading: Reading, node: Node, work: Work) -> Draft:
     reduced = list_leaves(work.reduced_dims)
     all_dims = (torch_dim for dims in (*work.outputs, *tensor_dims) for torch_dim in dims)
     space = tuple(dict.fromkeys((*list_leaves(work.space or all_dims), *reduced)))
-    inner_dims = set() if work.kind in _PRODUCTS else _find_inner_dims(tensor_dims)
+    inner_dims = set() if work.is_pointwise or work.kind in _PRODUCTS else _find_inner_dims(tensor_dims)
     uncut_dims = {*list_leaves(work.uncut_dims), *inner_dims}
     roots = [reading.find_root(operand) for operand in operands]
     is_parameter = [value[0].name in reading.program.parameters for value in roots]

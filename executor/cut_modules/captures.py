@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from meshwise.executor.capture.capture import capture
 from meshwise.executor.capture.captured import CapturedModule, CaptureError
+from meshwise.executor.capture.grouped_products import GroupedProducts
 from meshwise.executor.capture.program import export_program
 from meshwise.executor.capture.source_lines import add_nearest, find_forward_line, find_node_line
 from meshwise.executor.modules.batches import list_tensors, map_tensors, select_samples, to_double
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.modules.quiet import (
     drop_nothing,
+    keep_experts,
     keep_quiet,
     list_dropouts,
     run_without_gradients,
@@ -68,7 +70,7 @@ def capture_batch(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
         With the line of the user's file, where the module cannot be captured or computes what no program says.
     """
     try:
-        with take_tensors(module, batch, loss):
+        with take_tensors(module, batch, loss), keep_experts(module):
             captured = capture(module, list_tensors(batch))
     except CaptureError as error:
         if isinstance(error.__cause__, UserError):  # of the loss, not of the capture
@@ -109,7 +111,10 @@ def check_program(module: nn.Module, batch: Any, loss: LossFunction | None, *, n
     with take_tensors(module, samples, loss):
         inputs = tuple(list_tensors(samples))
         try:
-            check(export_program(module, inputs), module, [inputs], CHECKED_SAMPLES)
+            with keep_experts(module):
+                program = export_program(module, inputs)
+            with GroupedProducts():
+                check(program, module, [inputs], CHECKED_SAMPLES)
         except CaptureError as error:
             raise CutError(add_nearest(str(error), f"{nearest}, which captures nothing")) from error
 

@@ -26,12 +26,7 @@ from meshwise.executor.cut_modules.cut_graph import build_cut_graph
 from meshwise.executor.cut_modules.elementwise import require_elementwise
 from meshwise.executor.cut_modules.part_form import PartForm
 from meshwise.executor.cut_modules.part_values import PartValues
-from meshwise.executor.cut_modules.plan_choice import (
-    PlanChoice,
-    agree_on_plan,
-    keep_operator_axes,
-    list_operator_axes,
-)
+from meshwise.executor.cut_modules.plan_choice import PlanChoice, agree_on_plan, keep_operator_axes
 from meshwise.executor.cut_modules.plan_stages import PlannedStagesStep, list_stage_starts
 from meshwise.executor.cut_modules.step import CutStep
 from meshwise.executor.cut_modules.whole_states import put_parts
@@ -50,7 +45,7 @@ def make_cut_step(
     module: nn.Module | Start, layout: ModuleLayout, *, choose_plan: PlanChoice | None = None, **options: Any
 ) -> "PlannedStagesStep | CutStagesStep | CutStep":
     """Return the step of training of a module under a layout with a plan, or that needs one; see `CutStep`."""
-    if layout.tensor == 1:
+    if layout.operator_ranks == 1:
         return PlannedStagesStep(module, layout, **options)
     options["choose_plan"] = choose_plan
     return (CutStagesStep if layout.is_staged else CutStep)(module, layout, **options)
@@ -74,7 +69,7 @@ class CutStagesStep(PipelinedStep):
 
     @property
     def _operator_axes(self) -> dict[str, int]:
-        return list_operator_axes(self.layout.plan, self.layout.tensor)
+        return self.layout.operator_axes
 
     def _export(self, microbatch: Any, num_items: Tensor | None) -> StepGraph:
         """Return the graph of this rank's parts, which the module has from now on."""

@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import CutError
+from meshwise.executor.modules.layout import list_operator_axes
 from meshwise.executor.modules.sharding import find_rank
-from meshwise.strategies.plan.mesh import OPERATOR_AXES, Axis, Mesh
+from meshwise.strategies.plan.mesh import Axis, Mesh
 from meshwise.strategies.plan.partition import Stage
 from meshwise.strategies.plan.plan import Plan
 
@@ -31,19 +32,8 @@ def agree_on_plan(choose_plan: PlanChoice, captured: CapturedModule) -> Plan:
     return Plan.from_json(answer[0])
 
 
-def list_operator_axes(plan: Plan | None, tensor: int) -> dict[str, int]:
-    """Return the sizes of the axes over which a plan cuts operators, from the outermost on; without a plan of one axis.
-
-    >>> list_operator_axes(None, 2)
-    {'tensor': 2}
-    """
-    if plan is None:
-        return {OPERATOR_AXES[-1]: tensor}
-    return {axis.name: axis.size for axis in plan.mesh.axes if axis.name in OPERATOR_AXES}
-
-
 def keep_operator_axes(plan: Plan) -> Plan:
     """Return a plan of one stage and one data rank: what it says of operators alone."""
-    axes = tuple(Axis(name, size) for name, size in list_operator_axes(plan, 1).items())
+    axes = tuple(Axis(name, size) for name, size in list_operator_axes(plan).items())
     stage = Stage(tuple(block for stage in plan.stages for block in stage.blocks))
     return replace(plan, mesh=Mesh(axes), stages=(stage,), zero=0)

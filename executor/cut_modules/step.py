@@ -46,7 +46,7 @@ from meshwise.executor.modules.evaluation import (
     evaluate_module,
     keep_training,
 )
-from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.layout import CUTS, ModuleLayout
 from meshwise.executor.modules.losses import (
     LossError,
     LossFunction,
@@ -115,7 +115,8 @@ class CutStep(Beginning):
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
         if layout.num_ranks != self.num_ranks:
-            rule = f"data * tensor = {layout.num_ranks} ranks, and there are {self.num_ranks}"
+            words = ("data", *(name for name in reversed(CUTS) if getattr(layout, name) > 1))
+            rule = f"{' * '.join(words)} = {layout.num_ranks} ranks, and there are {self.num_ranks}"
             raise ValueError(f"{rule}; nearest: data=1,tensor={self.num_ranks}")
         if layout.plan is None and choose_plan is None:
             raise ValueError("a module is cut as a plan's shardings say, met none; nearest: meshwise train")

@@ -8,9 +8,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from meshwise.executor.cut_modules.captures import capture_batch, copy_structure, make_example, require_same_module
-from meshwise.executor.cut_modules.plan_choice import keep_operator_axes, list_operator_axes
+from meshwise.executor.cut_modules.plan_choice import keep_operator_axes
 from meshwise.executor.module_measures.source import ModuleSource
 from meshwise.executor.modules.batches import count_samples, list_tensors, map_tensors, select_samples
+from meshwise.executor.modules.layout import list_operator_axes
 from meshwise.executor.modules.quiet import KeepDouble
 from meshwise.executor.modules.sharding import DTYPES, count_ranks
 from meshwise.executor.operators.collectives import RankMesh
@@ -22,7 +23,7 @@ from meshwise.strategies.plan.plan import Plan
 
 def build_rank_mesh(plan: Plan, device: torch.device) -> RankMesh:
     """Return the ranks over which a plan cuts operators; all ranks call this, and are in equally large groups."""
-    axes = list_operator_axes(plan, 1)
+    axes = list_operator_axes(plan)
     mesh = init_device_mesh(
         device.type, (count_ranks() // prod(axes.values()), *axes.values()), mesh_dim_names=(DATA, *axes)
     )
@@ -31,7 +32,7 @@ def build_rank_mesh(plan: Plan, device: torch.device) -> RankMesh:
 
 def count_operator_ranks(plan: Plan) -> int:
     """Return the number of ranks over which a plan cuts operators."""
-    return prod(list_operator_axes(plan, 1).values())
+    return prod(list_operator_axes(plan).values())
 
 
 class CutProgram:

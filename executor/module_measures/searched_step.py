@@ -190,7 +190,7 @@ class SearchedStep:
             self.planned = self._plan(batch, is_global=is_global)
             layout = self.planned.layout
             options = self._options | {"optimizer": self._optimizer, "loss": self._loss, "precision": self._precision}
-            make = make_cut_step if layout.tensor > 1 else make_step
+            make = make_cut_step if layout.operator_ranks > 1 else make_step
             self._step = make(self.module, layout, device=self.device, **options)
             self.module = self._step.module
             if self._checkpoint is not None:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from math import prod
 from typing import Any
 
-from meshwise.strategies.plan.mesh import DATA
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, TENSOR, TENSOR_DEPTH, TENSOR_ROWS
 from meshwise.strategies.plan.offloading import NO_OFFLOADING, WHOLE_FRACTION, Offloading, offloading
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.recomputation import (
@@ -25,6 +26,12 @@ MOST_DIGITS = 6
 
 OFFLOADS = ("optimizer", "activations")
 """What may be kept on the host."""
+
+CUTS = {"expert": TENSOR_DEPTH, "context": TENSOR_ROWS, "tensor": TENSOR}
+"""The words of plans that cut operators, each by a rule of its own, and the axes of a mesh that they are.
+
+`meshwise.scenarios.inputs.operator_cuts` has the rules. The outermost axis comes first.
+"""
 
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 """What may be computed again of all blocks of a module, without knowing what products and attention are in them."""
@@ -58,7 +65,11 @@ class ModuleLayout:
     cuts
         Names of the modules at which stages after the first begin; none for stages of about equal work.
     tensor
-        Ranks over which the operators of the module are cut; with 1 they are whole.
+        Ranks over which the operators of the module are cut, and its parameters with them; with 1 they are whole.
+    context
+        Ranks over which operators are cut along the sequence, or heads inside attention; each has all parameters.
+    expert
+        Ranks over which operators of experts are cut, each with some of them; other operators along the samples.
     plan
         How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
     offload
@@ -76,11 +87,13 @@ class ModuleLayout:
     chunks: int = 1
     cuts: tuple[str, ...] = ()
     tensor: int = 1
+    context: int = 1
+    expert: int = 1
     plan: Plan | None = None
     offload: Offloading = NO_OFFLOADING
 
     def __post_init__(self) -> None:
-        for name in ("data", "num_microbatches", "pipeline", "chunks", "tensor"):
+        for name in ("data", "num_microbatches", "pipeline", "chunks", *CUTS):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1, met {getattr(self, name)}; nearest: 1")
         if self.zero not in (0, 1, 2, 3):
@@ -136,8 +149,13 @@ class ModuleLayout:
 
     @property
     def is_staged(self) -> bool:
-        """Whether the module runs in stages, or in one whose cut operators have shards or are computed again."""
-        return self.pipeline > 1 or (self.tensor > 1 and (self.zero > 0 or self.recomputes or bool(self.offload)))
+        """Whether the module runs in stages, or in one whose cut operators have shards or are computed again.
+
+        So do experts beside data ranks, each of which sorts its own rows by expert.
+        """
+        has_own_rows = self.expert > 1 and self.data > 1
+        is_more = self.zero > 0 or self.recomputes or bool(self.offload) or has_own_rows
+        return self.pipeline > 1 or (self.operator_ranks > 1 and is_more)
 
     @property
     def num_stages(self) -> int:
@@ -161,10 +179,27 @@ class ModuleLayout:
     @property
     def num_ranks(self) -> int:
         """All ranks."""
-        return self.data * self.pipeline * self.tensor
+        return self.data * self.pipeline * self.operator_ranks
+
+    @property
+    def operator_ranks(self) -> int:
+        """Ranks over which operators are cut, along all axes."""
+        return self.tensor * self.context * self.expert
+
+    @property
+    def operator_axes(self) -> dict[str, int]:
+        """The ranks along the axes of a mesh over which operators are cut, from the outermost on.
+
+        >>> ModuleLayout(tensor=2).operator_axes, ModuleLayout(context=2).operator_axes
+        ({'tensor': 2}, {'tensor_rows': 2, 'tensor': 1})
+        """
+        if self.plan is not None:
+            return list_operator_axes(self.plan)
+        sizes = {axis: getattr(self, name) for name, axis in CUTS.items()}
+        return {axis: size for axis, size in sizes.items() if size > 1 or axis == TENSOR}
 
     def find_data_part(self, rank: int) -> int:
-        """Return which part of the batch a rank has: ranks of a stage, or of a tensor axis, follow each other.
+        """Return which part of the batch a rank has: ranks of a stage, or with parts of operators, follow each other.
 
         >>> [ModuleLayout(data=2, tensor=2).find_data_part(rank) for rank in range(4)]
         [0, 0, 1, 1]
@@ -173,8 +208,8 @@ class ModuleLayout:
         >>> [ModuleLayout(data=2, pipeline=2, num_microbatches=2).find_data_part(rank) for rank in range(4)]
         [0, 1, 0, 1]
         """
-        if self.plan is None or self.is_staged or self.tensor == 1:
-            return rank // self.tensor % self.data
+        if self.plan is None or self.is_staged or self.operator_ranks == 1:
+            return rank // self.operator_ranks % self.data
         inner = 1
         for axis in reversed(self.plan.mesh.axes):
             if axis.name == DATA:
@@ -203,8 +238,7 @@ class ModuleLayout:
         if self.cuts:
             parts.append(f"cut at {', '.join(self.cuts)}")
         parts.append(f"data {self.data}")
-        if self.tensor > 1:
-            parts.append(f"tensor {self.tensor}")
+        parts += [f"{name} {getattr(self, name)}" for name in reversed(CUTS) if getattr(self, name) > 1]
         parts += [f"{self.num_microbatches} microbatch{'es' * (self.num_microbatches > 1)}"]
         if self.zero:
             parts.append(f"ZeRO-{self.zero}" + (f" over {self.shards}" if self.shards < self.data else ""))
@@ -249,8 +283,8 @@ class ModuleLayout:
 
 
 WORDS = (
-    "data", "tensor", "zero", "zero_shards", "num_microbatches", "recompute", "offload", "pipeline", "schedule",
-    "chunks", "cuts",
+    "data", "tensor", "context", "expert", "zero", "zero_shards", "num_microbatches", "recompute", "offload",
+    "pipeline", "schedule", "chunks", "cuts",
 )  # fmt: skip
 """What `parse_layout` reads."""
 
@@ -289,7 +323,7 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
         else:
             values[name] = int(value)
     if "data" not in values:
-        cuts = values.get("pipeline", default.pipeline) * values.get("tensor", default.tensor)
+        cuts = prod(values.get(name, getattr(default, name)) for name in ("pipeline", *CUTS))
         values["data"] = max(default.num_ranks // cuts, 1)
     return replace(default, **values)
 
@@ -305,3 +339,8 @@ def _parse_offload(text: str) -> Offloading:
         return offloading(() if text == "none" else text.split("+"))
     except ValueError as error:
         raise ValueError(f"plan: offload {error}") from error
+
+
+def list_operator_axes(plan: Plan) -> dict[str, int]:
+    """Return the sizes of the axes over which a plan cuts operators, from the outermost on."""
+    return {axis.name: axis.size for axis in plan.mesh.axes if axis.name in OPERATOR_AXES}

@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from meshwise.executor.capture.grouped_products import find_grouped_product
+
 Result = TypeVar("Result")
 
 
@@ -92,8 +94,35 @@ def run_without_gradients(run: Callable[[], Result]) -> Result:
 def turn_to_double(module: Any) -> None:
     """Turn a module to fp64; experts of transformers then take products that fp64 has."""
     module.double()
-    if getattr(module, "_can_set_experts_implementation", lambda: False)():
-        module.set_experts_implementation("batched_mm")
+    if _chooses_experts(module):
+        if module.config._experts_implementation != DOUBLE_EXPERTS:
+            module.own_experts = module.config._experts_implementation
+        module.set_experts_implementation(DOUBLE_EXPERTS)
+
+
+DOUBLE_EXPERTS = "batched_mm"
+"""The products of experts of transformers that fp64 has."""
+
+
+@contextmanager
+def keep_experts(module: Any) -> Iterator[None]:
+    """Run a capture of the body with the products of experts that a module had before it was turned to fp64.
+
+    What is captured has them in fp64, too.
+    """
+    own_experts = getattr(module, "own_experts", None)
+    if own_experts is None:
+        yield
+        return
+    module.set_experts_implementation(own_experts)
+    try:
+        yield
+    finally:
+        module.set_experts_implementation(DOUBLE_EXPERTS)
+
+
+def _chooses_experts(module: Any) -> bool:
+    return bool(getattr(module, "_can_set_experts_implementation", lambda: False)())
 
 
 class KeepDouble(TorchFunctionMode):
@@ -108,6 +137,7 @@ class KeepDouble(TorchFunctionMode):
         if isinstance(tensor, Tensor) and tensor.dtype is torch.float64:
             if function is Tensor.float:
                 return tensor
+            function = find_grouped_product(function, args, kwargs or {})
             if function is Tensor.type_as and args[1].dtype is torch.float32:
                 return tensor
             args = tuple(torch.float64 if item is torch.float32 else item for item in args)

@@ -129,7 +129,7 @@ class TrainingStep(Beginning):
         seed: int = 0,
     ) -> None:
         self.num_ranks, self.rank = count_ranks(), find_rank()
-        if layout.tensor > 1 and not self.cuts_operators:
+        if layout.operator_ranks > 1 and not self.cuts_operators:
             raise ValueError(f"tensor: this step has the module whole on every rank, met {layout.tensor}; nearest: 1")
         if layout.num_ranks != self.num_ranks:
             rule = f"a plan is for all ranks that were started, {self.num_ranks}"
@@ -430,12 +430,12 @@ class TrainingStep(Beginning):
     @property
     def _draw_rank(self) -> int:
         """The number of this rank's random draws: ranks with parts of the same operators draw the same."""
-        return self.rank // self.layout.tensor
+        return self.rank // self.layout.operator_ranks
 
     @property
     def _is_counted(self) -> bool:
         """Whether this rank's losses count: of those with parts of the same operators one's do."""
-        return self.rank % self.layout.tensor == 0
+        return self.rank % self.layout.operator_ranks == 0
 
     @property
     def _is_cast(self) -> bool:

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from torch.nn import functional
 
+from meshwise.executor.capture.grouped_products import multiply_groups
 from meshwise.executor.operators.collectives import Change
 from meshwise.executor.parallel.exchange import Share
 from meshwise.executor.recording.private_torch import detach_saved
@@ -26,6 +27,7 @@ QUICK_CALLS: Mapping[Any, Callable[..., Any]] = {
     aten.embedding.default: torch.embedding,
     aten.exp.default: torch.exp,
     aten.gather.default: torch.gather,
+    torch.ops.meshwise.grouped_product.default: multiply_groups,
     aten.gelu.default: functional.gelu,
     aten.layer_norm.default: torch.layer_norm,
     aten.linear.default: functional.linear,

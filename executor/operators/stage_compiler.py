@@ -29,6 +29,8 @@ from meshwise.executor.operators.calls import (
     make_share,
 )
 from meshwise.executor.operators.collectives import OperatorPart, RankMesh, find_part_operator, move_options
+from meshwise.executor.operators.cut_attention import find_attention_part
+from meshwise.executor.operators.cut_experts import find_experts_part
 from meshwise.executor.operators.layouts import Layouts, ReadKey, StageProgram, build_stage_programs
 from meshwise.executor.operators.local_stage import LocalStage, Placement
 from meshwise.strategies.plan.mesh import DATA
@@ -248,7 +250,11 @@ class _StageCompiler:
         operator, sharding = self.layouts.operator(node), self.layouts.sharding(node)
         summed_axes = tuple(axis for dim, axes in sharding.cuts if dim in operator.reduced for axis in axes)
         part = OperatorPart(self.ranks, summed_axes, self.layouts.find_row_axes(node))
-        computed = find_part_operator(node, part)
+        computed = (
+            find_attention_part(node, self.layouts, self.ranks)
+            or find_experts_part(node, self.layouts, self.ranks)
+            or find_part_operator(node, part)
+        )
         target = QUICK_CALLS.get(computed, computed) if computed is node.target else _name_call(computed)
         if not _draws_numbers(node):
             return target

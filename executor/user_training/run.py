@@ -340,7 +340,7 @@ def _run_trial(job: TrainJob, folder: Path, tell: Callable[[str], None]) -> list
     rows = _launch(job, folder, tell=tell)
     facts = [json.loads(facts_file(folder, rank).read_text()) for rank in range(job.layout.num_ranks)]
     if names := find_unequal_copies(
-        [rank_facts["copies"] for rank_facts in facts], job.layout.shards * job.layout.tensor
+        [rank_facts["copies"] for rank_facts in facts], job.layout.shards * job.layout.operator_ranks
     ):
         count = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise DifferenceError(

@@ -178,7 +178,7 @@ def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Trai
     start = user_file.start_model(job.seed)
     if job.without_dropout:
         drop_nothing(start.module)
-    make: Any = make_cut_step if job.layout.tensor > 1 else make_step
+    make: Any = make_cut_step if job.layout.operator_ranks > 1 else make_step
     step: TrainingStep | CutStep = make(
         start,
         job.layout,

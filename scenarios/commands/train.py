@@ -71,7 +71,7 @@ def train(
         typer.Option(
             metavar="PLAN",
             help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, recompute=selective:2, "
-            "offload=activations, pipeline=2 or tensor=2, "
+            "offload=activations, pipeline=2, tensor=2, context=2 or expert=2, "
             "or search, the default: what the simulator predicts to be fastest here.",
         ),
     ] = None,
@@ -304,21 +304,22 @@ def choose_cuts_of_job(job: "TrainJob") -> "TrainJob":
     The module of the file is captured, and refused where it cannot be cut. Other jobs are returned unchanged.
     """
     layout = job.layout
-    if layout.tensor == 1 and layout.plan is None:
+    if layout.operator_ranks == 1 and layout.plan is None:
         return job
     from meshwise.executor.cut_modules.plan_stages import list_stage_starts
+    from meshwise.executor.modules.layout import CUTS
     from meshwise.executor.user_training.cuts import capture_job  # needs torch
     from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 
     captured = capture_job(job)
     if layout.plan is not None:
         cuts = list_stage_starts(captured, layout.plan) if layout.pipeline > 1 else ()
-        plan = layout.plan if layout.tensor > 1 else None
+        plan = layout.plan if layout.operator_ranks > 1 else None
         return dataclasses.replace(job, layout=dataclasses.replace(layout, cuts=cuts, plan=plan))
     plan = choose_cuts(
         captured.graph,
         data=layout.data,
-        tensor=layout.tensor,
+        **{word: getattr(layout, word) for word in CUTS},
         samples=captured.batch // layout.data,
         num_microbatches=layout.num_microbatches,
     )

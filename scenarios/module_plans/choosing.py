@@ -120,7 +120,7 @@ def choose(
     search = _Search(model, choices, keep)
     while True:
         best, runner_up = search.find_two_best()
-        if best.layout.tensor == 1 or require is None:
+        if best.layout.operator_ranks == 1 or require is None:
             break
         try:
             require(best.layout)
@@ -161,7 +161,7 @@ class _Search:
             other
             for prediction in fastest
             for other in list_other_schedules(prediction.layout, self.choices)
-            if prediction.layout.tensor == 1
+            if prediction.layout.operator_ranks == 1
         ]
         estimates += [self.predictor.estimate(layout) for layout in dict.fromkeys(others)]
         self.num_plans = len(estimates)
@@ -206,7 +206,7 @@ class _Search:
     def _list_whole_plans(self) -> Iterable[ModuleLayout]:
         """Yield all layouts; where operators are cut, with how they are."""
         for layout in list_layouts(self.model.batch, self.choices):
-            if layout.tensor == 1:
+            if layout.operator_ranks == 1:
                 yield layout
             elif (planned := self._cut(layout)) is not None:
                 yield planned

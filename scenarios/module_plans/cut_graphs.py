@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 from statistics import fmean
 
+from meshwise.scenarios.inputs.operator_cuts import find_causal_imbalance
 from meshwise.scenarios.module_plans.graphs import Line, fit_line, time_operator
 from meshwise.simulator.machine.accelerator import Accelerator
 from meshwise.simulator.machine.compute import Pass
@@ -116,7 +117,8 @@ def _find_fraction(
         return 1.0
     parts = {dim: prod(degrees.get(axis, 1) for axis in axes) for dim, axes in sharding.cuts}
     whole = time_operator(model, block, operator, samples, direction)
-    return time_operator(model, block, operator, samples, direction, parts) / whole if whole else 1.0
+    part = time_operator(model, block, operator, samples, direction, parts)
+    return part * find_causal_imbalance(operator, sharding, degrees) / whole if whole else 1.0
 
 
 def find_state_fraction(graph: OperatorGraph, plan: Plan) -> float:

@@ -118,7 +118,7 @@ def count_update_bytes(
         temporary = figures.update_peak * fraction
     if layout.data > 1 and not layout.zero:
         gradients = elements * training.gradient_bytes
-        if layout.tensor > 1:
+        if layout.operator_ranks > 1:
             temporary = max(temporary, 2 * gradients)
         else:
             buckets = gradients

@@ -50,7 +50,7 @@ def parallelize(
         Where the plan says what a step does not do, or has another number of ranks.
     """
     from meshwise.executor.cut_modules.cut_stages import make_cut_step
-    from meshwise.executor.modules.layout import ModuleLayout
+    from meshwise.executor.modules.layout import CUTS, ModuleLayout
     from meshwise.executor.modules.optimizers import make_adamw
     from meshwise.executor.modules.step import find_device
     from meshwise.executor.stages.parallelize import join_ranks, read_layout
@@ -63,7 +63,7 @@ def parallelize(
     if isinstance(plan, Path) or (isinstance(plan, str) and plan != SEARCH and "=" not in plan):
         plan = plan_files.read_layout(Path(plan))
     layout = plan if isinstance(plan, ModuleLayout) or plan == SEARCH else read_layout(plan)
-    if isinstance(layout, ModuleLayout) and layout.tensor == 1 and layout.plan is None:
+    if isinstance(layout, ModuleLayout) and layout.operator_ranks == 1 and layout.plan is None:
         return parallelize_whole(module, layout, **options)
     start = make_start(module, options.get("seed", 0))
     if not isinstance(layout, ModuleLayout):
@@ -71,7 +71,7 @@ def parallelize(
 
     def choose_plan(captured: "CapturedModule") -> Plan:
         samples = captured.batch // layout.data
-        degrees = {"data": layout.data, "tensor": layout.tensor, "num_microbatches": layout.num_microbatches}
+        degrees = {name: getattr(layout, name) for name in ("data", "num_microbatches", *CUTS)}
         return choose_cuts(captured.graph, samples=samples, **degrees)
 
     learning_rate = options.pop("learning_rate", 1e-3)

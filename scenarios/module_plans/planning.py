@@ -151,7 +151,7 @@ def _model_module(
         why_not = first_line(error)
     cuts: dict[int, Plan] = {}
     if default.plan is not None:
-        cuts[default.tensor] = default.plan
+        cuts[default.operator_ranks] = default.plan
     elif captured is not None and searches:
         cuts = choose_cut_plans(captured, batch, counts)
     figures = None if starter is None else starter.measure(cuts.values())

@@ -178,7 +178,7 @@ class StepPredictor:
     def _count_excess(self, layout: ModuleLayout) -> float:
         """Return the bytes that measured passes of cut operators need less than simulated ones, in their order."""
         program = self._find_program(layout)
-        if program is None and layout.tensor == 1 and layout.pipeline == 1 and self.model.excess:
+        if program is None and layout.operator_ranks == 1 and layout.pipeline == 1 and self.model.excess:
             return self._count_block_excess(layout)
         if program is None or layout.pipeline > 1 or layout.recomputes:
             return 0.0
@@ -213,7 +213,7 @@ class StepPredictor:
 
     def _complete(self, problem: Problem, layout: ModuleLayout) -> Plan:
         microbatch = max(self.model.batch // layout.data // layout.num_microbatches, 1)
-        if layout.tensor > 1:
+        if layout.operator_ranks > 1:
             return self._complete_cuts(problem, layout, microbatch)
         choices = {layout.find_recompute(place).layer for place in range(layout.num_stages)}
         if Recompute.SELECTIVE in choices and not self.model.is_captured:
@@ -282,7 +282,7 @@ class StepPredictor:
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
         key: Hashable = layout.data, layout.pipeline, layout.zero, layout.shards
         if layout.plan is not None:
-            key = key, layout.tensor, layout.num_microbatches, layout.plan.shardings
+            key = key, layout.operator_ranks, layout.num_microbatches, layout.plan.shardings
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
@@ -292,7 +292,7 @@ class StepPredictor:
         model = self.model
         figures = model.figures
         training = build_training(model, layout)
-        kept_graph = self._build_cut_graph(layout) if layout.tensor > 1 else self._build_whole_graph(layout)
+        kept_graph = self._build_cut_graph(layout) if layout.operator_ranks > 1 else self._build_whole_graph(layout)
         graph = with_dtype(kept_graph, training.dtype)
         rank_memory = self.memory / layout.num_ranks if model.device == CPU else self.memory
         machine: Cluster
@@ -318,7 +318,9 @@ class StepPredictor:
         """Return the graph of a layout whose operators take and keep what a rank's parts do."""
         model = self.model
         if model.cut_graph is None or layout.plan is None:
-            raise ValueError(f"tensor({layout.tensor}): a captured module and shardings are predicted, met none")
+            raise ValueError(
+                f"tensor({layout.operator_ranks}): a captured module and shardings are predicted, met none"
+            )
         samples = max(model.batch // layout.data // layout.num_microbatches, 1)
         graph = cut_times(model.cut_graph, layout.plan, samples, cluster(LIBRARY).accelerator)
         program = self._find_program(layout)
@@ -334,10 +336,10 @@ class StepPredictor:
         figures, plan = self.model.figures, layout.plan
         if figures is None or plan is None:
             return None
-        cut = next((cut for cut in figures.cuts if cut.tensor == layout.tensor), None)
+        cut = next((cut for cut in figures.cuts if cut.tensor == layout.operator_ranks), None)
         if cut is None:
             return None
-        key = layout.tensor, plan.shardings
+        key = layout.operator_ranks, plan.shardings
         if key not in self._programs:
             self._programs[key] = model_program(self.model, figures, cut, plan)
         return self._programs[key]
@@ -350,8 +352,8 @@ class StepPredictor:
 
 def require_predicted_offload(layout: ModuleLayout) -> None:
     """Raise ``ValueError`` where the memory of a layout that keeps something on the host is not known."""
-    if layout.offload and layout.tensor > 1:
-        raise ValueError(f"offload is predicted of whole operators, met tensor {layout.tensor}")
+    if layout.offload and layout.operator_ranks > 1:
+        raise ValueError(f"offload is predicted of whole operators, met tensor {layout.operator_ranks}")
     if layout.offload.optimizer and layout.zero and layout.data > 1:
         raise ValueError(
             f"offload of optimizer states is predicted without ZeRO, whose shards go to the host too, met {layout.zero}"

@@ -387,13 +387,15 @@ def _to_product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> M
     """Return an operator as a batch of matrix products.
 
     Dims that are reduced make up ``k``, dims of both operands ``count``, of the second one alone ``n``, and all others
-    ``m``.
+    ``m``. Where each row is of one of several experts, whose dim is reduced, all experts have equally many rows.
     """
     left_dims = set(block.tensor[operator.inputs[0]].dims)
     right_dims = set(block.tensor[(operator.parameters or operator.inputs[1:])[0]].dims)
-    count = m = n = k = 1
-    for dim, _ in operator.dims:
-        if dim in operator.reduced:
+    count = m = n = k = num_experts = 1
+    for dim, size in operator.dims:
+        if dim in operator.reduced and operator.kind is OperatorKind.GROUPED_MATMUL and dim not in left_dims:
+            count, num_experts = count * sizes[dim], num_experts * size
+        elif dim in operator.reduced:
             k *= sizes[dim]
         elif dim in left_dims & right_dims:
             count *= sizes[dim]
@@ -401,7 +403,7 @@ def _to_product(block: Block, operator: Operator, sizes: Mapping[str, int]) -> M
             n *= sizes[dim]
         else:
             m *= sizes[dim]
-    return Matmul(count, m, n, k)
+    return Matmul(count, -(-m // num_experts), n, k)
 
 
 def _to_attention(block: Block, operator: Operator, sizes: Mapping[str, int]) -> AttentionShape:

@@ -9,8 +9,8 @@ def attention(call: Call) -> Work:
     """``query (.., heads, sequence, head_dim)`` attends to keys and values ``(.., heads, key, head_dim)``.
 
     With grouped queries the query heads are the key heads times a group. A causal kernel executes half of the
-    scores (Dao et al. 2022, "FlashAttention", section 3), and no mesh axis cuts its rows, because the keys that a row
-    sees depend on its position.
+    scores (Dao et al. 2022, "FlashAttention", section 3); where its queries are cut, a rank computes those of its rows
+    (`meshwise.executor.operators.cut_attention`).
     """
     query = call["query"]
     query_dims = call.get_dims(query)
@@ -49,7 +49,7 @@ def attention(call: Call) -> Work:
     return Work(
         (out,),
         OperatorKind.ATTENTION,
-        uncut_dims=drop_none((*query_dims[-1:], width, tokens, query_dims[-2] if call["is_causal"] else None)),
+        uncut_dims=drop_none((*query_dims[-1:], width, tokens)),
         space=(*space_dims, *drop_none(query_dims[-1:])) if is_same_width else space_dims,
         flops=flops,
         saves=(query, keys, values, RESULT),

@@ -50,7 +50,7 @@ def list_tensors(call: Call) -> list[tuple[str, int | None, Node]]:
 def pointwise(call: Call) -> Work:
     """Compute point by point on operands that are broadcast."""
     out = broadcast_operands(call, list_tensors(call))
-    return Work((out,), OperatorKind.ELEMENTWISE, saves=_list_saves(call))
+    return Work((out,), OperatorKind.ELEMENTWISE, saves=_list_saves(call), is_pointwise=True)
 
 
 def _list_saves(call: Call) -> tuple[Node | str, ...]:

@@ -155,7 +155,9 @@ def gather(call: Call) -> Work:
     )
     call.unifier.keep_apart((*out, source_dims[place]))
     space = drop_none((*out, source_dims[place]))
-    return Work((out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=space, saves=(read_index,))
+    return Work(
+        (out,), OperatorKind.ELEMENTWISE, uncut_dims=uncut_dims, space=space, saves=(read_index,), is_pointwise=True
+    )
 
 
 def index(call: Call) -> Work:

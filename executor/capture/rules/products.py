@@ -112,9 +112,47 @@ def _einsum_kind(input_terms: list[str], output_letters: str) -> OperatorKind:
     return OperatorKind.BATCH_MATMUL if shared_letters & set(output_letters) else OperatorKind.MATMUL
 
 
+def grouped_product(call: Call) -> Work:
+    """``(rows, in) * (experts, in, out) -> (rows, out)``; every expert has the rows up to its end in a third operand.
+
+    It is a sum over experts in which all but one have the factor 0. Which rows are whose depends on the data, so that
+    none are cut.
+    """
+    left_name, right_name, ends_name = call.argument_names[:3]
+    left_operand, right_operand = call[left_name], call[right_name]
+    left_dims, right_dims = call.get_dims(left_operand), call.get_dims(right_operand)
+    if (
+        len(left_dims) != 2
+        or len(right_dims) != 3
+        or not isinstance(call[ends_name], Node)
+        or call.arguments.get("bias")
+    ):
+        raise RuleError("the rule of grouped products reads rows, a matrix of each expert and the ends of their rows")
+    right_operand = call.separate(call.align(right_operand, {1: left_dims[1]}), [0, 2], left_dims)
+    experts, inner_dim, width = call.get_dims(call.read(right_name, right_operand))
+    if experts is None:
+        raise RuleError("the rule of grouped products reads several experts")
+    experts.leaves[0].hints.add((3, "experts"))
+    out = (left_dims[0], width)
+    call.unifier.keep_apart((*out, inner_dim, experts))
+    return Work(
+        (out,),
+        OperatorKind.GROUPED_MATMUL,
+        reduced_dims=drop_none((experts, inner_dim)),
+        uncut_dims=drop_none(left_dims[:1]),
+        space=drop_none((*out, inner_dim)),
+        flops=2.0 / experts.size,
+        saves=(left_operand, right_operand),
+    )
+
+
+GROUPED = ("_grouped_mm", "grouped_product", "grouped_mm_fallback")
+"""Grouped products of torch, of `meshwise.executor.capture.grouped_products`, and of transformers."""
+
 RULES: dict[str, Rule] = {
     "linear": linear,
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), matmul),
     "addmm": addmm,
     "einsum": einsum,
+    **dict.fromkeys(GROUPED, grouped_product),
 }

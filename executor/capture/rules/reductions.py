@@ -25,7 +25,7 @@ def _reduce_dims(call: Call) -> tuple[TensorDims, tuple[Dim, ...]]:
 def sum_dims(call: Call) -> Work:
     """Sum along dims."""
     out, summed_dims = _reduce_dims(call)
-    return Work((out,), OperatorKind.ELEMENTWISE, reduced_dims=summed_dims)
+    return Work((out,), OperatorKind.ELEMENTWISE, reduced_dims=summed_dims, is_pointwise=True)
 
 
 def reduce_whole(call: Call) -> Work:
@@ -74,7 +74,7 @@ def _normalise_exponentials(call: Call, kind: OperatorKind) -> Work:
     """Compute the softmax or its logarithm along one dim; backward reads the result."""
     dims = call.get_dims(call.get_argument(0))
     softmax_dims = drop_none((dims[call.normalise_index(call["dim"], dims)],))
-    return Work((dims,), kind, uncut_dims=softmax_dims, saves=(RESULT,))
+    return Work((dims,), kind, uncut_dims=softmax_dims, saves=(RESULT,), is_pointwise=True)
 
 
 def softmax(call: Call) -> Work:

@@ -37,6 +37,9 @@ class Work:
         Operands that backward reads; `RESULT` is the operator's first value, `MASK` its second.
     executed_fraction
         Fraction of the iteration space that the kernel executes.
+    is_pointwise
+        Whether every point of the dims that may be cut is computed alone: then also where they are inner dims of a
+        merged torch dim, of which a part is not contiguous, as of the tokens of all samples.
     """
 
     outputs: tuple[TensorDims, ...]
@@ -47,6 +50,7 @@ class Work:
     flops: float = 0.0
     saves: tuple["Node | str", ...] = ()
     executed_fraction: float = 1.0
+    is_pointwise: bool = False
 
 
 RESULT, MASK = "result", "mask"

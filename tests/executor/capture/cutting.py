@@ -1,5 +1,6 @@
 """Runs one operator in two parts, as a cut of one of its dims says, and puts the results together."""
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.fx import Interpreter, Node
 
 from meshwise.executor.capture.captured import CapturedModule
+from meshwise.executor.operators.cut_attention import attend_rows
 from meshwise.simulator.operator_graph import BATCH, Operator
 
 PARTS = 2
@@ -89,6 +91,8 @@ def in_parts(captured: CapturedModule, values: dict[Node, Any], node: Node, dim:
         if name == "embedding" and reduced:
             results.append(_rows(args[0], args[1], part))
             continue
+        if name == "scaled_dot_product_attention" and dim in captured.dims[node.args[0].name][-2]:
+            target = partial(attend_rows, part) if args[5:6] == [True] else target
         results.append(target(*args, **torch.fx.node.map_arg(node.kwargs, local)))
     return results
 

@@ -250,11 +250,14 @@ class Packed(nn.Module):
         self.first, self.last = nn.Linear(6, 8), nn.Linear(2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.nn.functional.gelu(self.first(x)).view(-1, 4, 2)).sum()
+        hidden = torch.nn.functional.gelu(self.first(x)).cumsum(0)
+        return self.last(hidden.view(-1, 4, 2)).sum()
 
 
-def test_inner_dims_of_a_torch_dim_are_cut_of_products_alone() -> None:
+def test_inner_dims_of_a_torch_dim_are_cut_of_products_and_pointwise_operators_alone() -> None:
     found = capture(Packed(), (torch.randn(4, 6),))
     by_name = {each.name: each for block in found.graph.blocks for each in block.operators}
-    (inner,) = by_name["gelu"].uncut
-    assert inner in dict(by_name["first"].dims) and by_name["first"].uncut == ()
+    batch, inner = by_name["cumsum"].uncut
+    assert batch == "batch"
+    for name in ("first", "gelu"):
+        assert inner in dict(by_name[name].dims) and by_name[name].uncut == ()

@@ -24,7 +24,8 @@ from meshwise.executor.launch.worker import run_rank
 from meshwise.executor.modules.batches import split_evenly, to_double
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import call_module, read_loss
-from meshwise.executor.operators import calls, collectives, stage_compiler
+from meshwise.executor.modules.quiet import KeepDouble, turn_to_double
+from meshwise.executor.operators import calls, collectives, cut_attention, cut_experts, stage_compiler
 from meshwise.executor.operators.local_stage import LocalStage
 from meshwise.executor.recording.weight_files import read_weights
 from meshwise.scenarios.module_plans.own_loop import parallelize
@@ -52,6 +53,15 @@ def first_part(self: collectives.RankMesh, part: Tensor, index: int, axis: str) 
     return part.chunk(self.size[axis], index)[0]
 
 
+def attend_first_rows(part: int, *arguments: Any, **options: Any) -> Tensor:
+    return ATTEND_ROWS(0, *arguments, **options)
+
+
+def multiply_first_experts(product: Any, part: int, *arguments: Any, **options: Any) -> Tensor:
+    return MULTIPLY_EXPERTS(product, 0, *arguments, **options)
+
+
+ATTEND_ROWS, MULTIPLY_EXPERTS = cut_attention.attend_rows, cut_experts.multiply_experts
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "gradients are not summed": (LocalStage, "sum_gradients", lambda self: None),
     "gradients of values do not go back": (calls.Move, "backward", staticmethod(whole_gradient)),
@@ -61,6 +71,8 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "a gradient counts twice": (calls.Share, "backward", staticmethod(whole_gradient_once)),
     "gradients of parts are not summed": (CutStagesStep, "_sum_parts", lambda self: None),
     "norms count copies": (CutStagesStep, "_count_copies", lambda self, name: 1),
+    "queries see the keys of the first ones": (cut_attention, "attend_rows", attend_first_rows),
+    "all ranks have the rows of the first experts": (cut_experts, "multiply_experts", multiply_first_experts),
     "buffers are not renewed": (stage_compiler, "make_renewal", lambda *_: lambda *values: None),
 }
 
@@ -86,7 +98,9 @@ def batches(kind: str) -> list[Any]:
 
 def build(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    return networks.KINDS[kind][0]().double().train()
+    module = networks.KINDS[kind][0]()
+    turn_to_double(module)
+    return module.train()
 
 
 def find_loss(kind: str) -> Any:
@@ -99,7 +113,8 @@ def train_plainly(kind: str, max_norm: float | None) -> tuple[list[float], nn.Mo
     optimizer = networks.optimizer(module)
     scheduler = networks.scheduler(optimizer)
     for batch in batches(kind):
-        value = read_loss(call_module(module, batch), batch, find_loss(kind))
+        with KeepDouble():
+            value = read_loss(call_module(module, batch), batch, find_loss(kind))
         loss = value.total if value.weight is None else value.total / value.weight
         loss.backward()
         if max_norm is not None:
@@ -130,7 +145,7 @@ def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:
                 raise
             return {"losses": inf, "weights": inf}
         own = sum(parameter.numel() for parameter in step.module.parameters())
-    step.export(folder / "weights")
+    step.export(folder / "weights", is_plain=True)
     dist.barrier()
     weights = read_weights(folder / "weights")
     dist.barrier()

@@ -97,6 +97,105 @@ class Gated(nn.Module):
         return F.cross_entropy(logits, labels.flatten(), reduction="sum"), (labels != -100).sum()
 
 
+class Attentive(nn.Module):
+    """Three heads, which two ranks do not divide: queries that share keys, and a mask that depends on the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, 12), nn.Embedding(LENGTH, 12)
+        self.query, self.pair, self.qkv = nn.Linear(12, 12), nn.Linear(12, 8), nn.Linear(12, 36)
+        self.out, self.norm, self.head = nn.Linear(12, 12), nn.LayerNorm(12), nn.Linear(12, WORDS)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Any:
+        batch, length = ids.shape
+        places = torch.arange(length, device=ids.device)
+        x = self.words(ids) + self.positions(places)
+        q = self.query(x).view(batch, length, 3, 4).transpose(1, 2)
+        k, v = self.pair(x).view(batch, length, 2, 1, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
+        q, k, v = self.qkv(x).view(batch, length, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        sees = (ids != 0)[:, None, None, :] & (places[:, None] >= places - 2) | (places[:, None] == places)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=sees).transpose(1, 2).flatten(2)
+        logits = self.head(x + y)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"), (labels != -100).sum()
+
+
+class Mixture(nn.Module):
+    """Two mixtures of experts: all of them on every token, and each on the tokens that it was sent."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 12), nn.Linear(12, WORDS)
+        self.experts, self.router = experts, nn.Linear(12, experts)
+        self.up, self.down = (nn.Parameter(0.3 * torch.randn(experts, *shape)) for shape in ((12, 20), (20, 12)))
+        self.bias = nn.Parameter(0.1 * torch.randn(experts, 20))
+        self.late_up, self.late_down = (
+            nn.Parameter(0.3 * torch.randn(experts, *shape)) for shape in ((12, 20), (20, 12))
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        gates = (F.one_hot(chosen, self.experts) * weights.unsqueeze(-1)).sum(-2)
+        hidden = F.gelu(torch.einsum("bsh,ehf->bsef", x, self.up) + self.bias)
+        x = x + torch.einsum("bseh,bse->bsh", torch.einsum("bsef,efh->bseh", hidden, self.down), gates)
+        sent = (x.unsqueeze(0) * gates.permute(2, 0, 1).unsqueeze(-1)).flatten(1, 2)
+        received = torch.bmm(F.silu(torch.bmm(sent, self.late_up)), self.late_down)
+        x = x + received.unflatten(1, ids.shape).sum(0)
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+class GroupedLayer(nn.Module):
+    """Experts by one grouped product of the tokens in their order."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.experts, self.router = experts, nn.Linear(12, experts, bias=False)
+        self.up, self.down = (nn.Parameter(0.3 * torch.randn(experts, *shape)) for shape in ((12, 20), (20, 12)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(2)
+        order = chosen.flatten().argsort(stable=True)
+        ends = F.one_hot(chosen.flatten(), self.experts).sum(0).cumsum(0).to(torch.int32)
+        y = F.silu(F.grouped_mm(rows[order // 2], self.up, offs=ends))
+        y = F.grouped_mm(y, self.down, offs=ends) * weights.flatten()[order, None]
+        return x + torch.zeros_like(rows).index_add(0, order // 2, y).view_as(x)
+
+
+class Grouped(nn.Module):
+    """Two such layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 12), nn.Linear(12, WORDS)
+        self.layers = nn.ModuleList(GroupedLayer() for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+def make_mixtral() -> nn.Module:
+    """Return a model whose experts are multiplied by one grouped product."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        experts_implementation="grouped_mm",
+    )
+    return MixtralForCausalLM(config)  # type: ignore[no-any-return]
+
+
 class Regrouped(nn.Module):
     """Samples follow each other within a position, and factors of a width are regrouped inside heads that are cut."""
 
@@ -147,6 +246,11 @@ def draw_labels(generator: torch.Generator) -> Any:
     return {"ids": draw_words(generator)[0], "labels": labels}
 
 
+def draw_inputs(generator: torch.Generator) -> Any:
+    (words,) = draw_words(generator)
+    return {"input_ids": words, "labels": words.clone()}
+
+
 def draw_floats(generator: torch.Generator) -> Any:
     return {"x": torch.randn(6, generator=generator), "y": torch.randn(4, generator=generator)}
 
@@ -155,6 +259,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Draw]] = {
     "packed": (Packed, draw_words),
     "dropout": (lambda: Packed(0.3), draw_words),
     "gated": (Gated, draw_labels),
+    "mixture": (Mixture, draw_words),
+    "grouped": (Grouped, draw_words),
+    "mixtral": (make_mixtral, draw_inputs),
+    "attentive": (Attentive, draw_labels),
     "regrouped": (Regrouped, draw_words),
     "perceptron": (Perceptron, draw_floats),
     "hooked": (Hooked, draw_floats),

@@ -1,7 +1,5 @@
 """A user's module with cut operators is trained as a loop of torch trains it; faults on ranks show in its results."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,15 @@ pytest.importorskip("torch")
 
 import torch
 
-from meshwise.executor.launch.launcher import launch_ranks
-from meshwise.executor.modules.layout import ModuleLayout, parse_layout
+from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.weight_files import read_weights
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import train
-from meshwise.scenarios.commands.train import choose_cuts_of_job
 
-HERE = Path(__file__).parent
-NETWORKS, ZOO = HERE / "networks.py", HERE.parent / "user_training" / "zoo.py"
+from .cut_runs import NETWORKS, find_layout, run_ranks
+
 FAULTS = {
     "gradients are not summed": "packed",
     "gradients of values do not go back": "packed",
@@ -30,22 +26,6 @@ FAULTS = {
     "all ranks have the first part": "perceptron",
     "buffers are not renewed": "perceptron",
 }
-
-
-def find_layout(kind: str, words: str, monkeypatch: pytest.MonkeyPatch, file: Path = NETWORKS) -> ModuleLayout:
-    """Return the layout of words, with the cuts that the command chooses."""
-    monkeypatch.setenv("KIND", kind)
-    return choose_cuts_of_job(TrainJob(str(file), parse_layout(words, ModuleLayout()), 3)).layout
-
-
-def run_ranks(cases: list[dict[str, Any]], ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return, by rank, what each found of every case."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.delenv("KIND", raising=False)
-    folder.mkdir(exist_ok=True)
-    (folder / "cases.json").write_text(json.dumps(cases))
-    launch_ranks("cut_ranks", [str(folder)], folder, ranks, timeout=120)
-    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def test_ranks_compute_what_a_loop_of_torch_does_and_faults_show(

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from meshwise.executor.launch.launcher import launch_ranks
 from meshwise.executor.module_measures.first_batch import FirstBatch
-from meshwise.executor.modules.layout import ModuleLayout, parse_layout
+from meshwise.executor.modules.layout import CUTS, ModuleLayout, parse_layout
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.scenarios.inputs.operator_cuts import choose_cuts
 from meshwise.scenarios.module_plans.prediction import StepPredictor, build_model
@@ -43,6 +43,9 @@ WORDS = (
     "data=2,tensor=2,zero=3",
     "data=2,tensor=2,recompute=full",
     "pipeline=2,tensor=2,num_microbatches=2",
+    "data=2,context=2",
+    "data=2,context=2,zero=3",
+    "tensor=2,context=2,num_microbatches=2",
 )
 FIGURES = 64
 """Bytes of a message that has figures of a loss, a norm or checks, at most: the simulator does not count these."""
@@ -66,8 +69,8 @@ def test_messages_of_a_step_are_those_of_its_program(tmp_path: Path, monkeypatch
     layouts = []
     for words in WORDS:
         layout = parse_layout(words, ModuleLayout())
-        if layout.tensor > 1:
-            degrees = {"data": layout.data, "tensor": layout.tensor, "num_microbatches": layout.num_microbatches}
+        if layout.operator_ranks > 1:
+            degrees = {name: getattr(layout, name) for name in ("data", "num_microbatches", *CUTS)}
             layout = replace(layout, plan=choose_cuts(graph, samples=BATCH // layout.data, **degrees))
         layouts.append(layout)
     (tmp_path / "layouts.json").write_text(json.dumps([layout.to_json() for layout in layouts]))
