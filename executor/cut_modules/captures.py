@@ -32,10 +32,10 @@ from meshwise.executor.modules.quiet import (
 from meshwise.executor.modules.sharding import find_rank
 from meshwise.executor.operators.whole_batch import check
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.stages.supported_modules import CHECKED_SAMPLES
 from meshwise.executor.starting.construction import fill_parameters
 from meshwise.executor.starting.fakes import copy_without_values, make_fake_mode
 from meshwise.executor.starting.first_values import FirstValues
-from meshwise.executor.supported_modules import CHECKED_SAMPLES
 from meshwise.strategies.operators.choices import find_cut_violation
 from meshwise.strategies.plan.plan import Plan
 

@@ -26,8 +26,8 @@ from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFact
 from meshwise.executor.modules.sharding import count_ranks
 from meshwise.executor.modules.step import TrainingStep, find_device
 from meshwise.executor.stages.pipelined_step import PipelinedStep
+from meshwise.executor.stages.supported_modules import find_module_layout, read_plan
 from meshwise.executor.starting.construction import Start, make_start
-from meshwise.executor.supported_modules import find_module_layout, read_plan
 from meshwise.strategies.plan.plan import Plan
 
 

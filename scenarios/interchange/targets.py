@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from meshwise.executor.stages.supported_modules import list_refusals as list_module_refusals
+from meshwise.executor.stages.supported_modules import list_rules as list_module_rules
 from meshwise.executor.supported import find_unsupported, list_rules
-from meshwise.executor.supported_modules import list_refusals as list_module_refusals
-from meshwise.executor.supported_modules import list_rules as list_module_rules
 from meshwise.scenarios.inputs.graph_file import GraphModel
 from meshwise.scenarios.interchange.accelerate import ACCELERATE
 from meshwise.scenarios.interchange.deepspeed import DEEPSPEED

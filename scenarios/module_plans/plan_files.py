@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.supported_modules import find_module_layout, read_plan
+from meshwise.executor.stages.supported_modules import find_module_layout, read_plan
 from meshwise.scenarios.files.results import write
 from meshwise.scenarios.module_plans.choosing import PlannedRun
 

@@ -17,7 +17,7 @@ from meshwise.executor.cut_modules.plan_stages import list_stage_starts
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.stages.cuts import choose_cuts, list_operators
 from meshwise.executor.stages.export import export_step, list_paths
-from meshwise.executor.supported_modules import find_module_layout
+from meshwise.executor.stages.supported_modules import find_module_layout
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.run import verify_job
 from meshwise.scenarios.commands.train import choose_cuts_of_job

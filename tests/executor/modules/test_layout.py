@@ -17,7 +17,7 @@ from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import LossError, read_loss
 from meshwise.executor.modules.optimizers import OptimizerError, build_optimizer, build_scheduler
 from meshwise.executor.stages.parallelize import parallelize
-from meshwise.executor.supported_modules import find_module_layout
+from meshwise.executor.stages.supported_modules import find_module_layout
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import offloading

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from meshwise.executor.supported_modules import find_module_layout, list_refusals, list_rules
+from meshwise.executor.stages.supported_modules import find_module_layout, list_refusals, list_rules
 from meshwise.strategies.plan.completion import complete
 from meshwise.strategies.plan.layout import Layout
 from meshwise.strategies.plan.offloading import offloading
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute, SomeOperators
 
-from ..strategies.problems import problem
+from ...strategies.problems import problem
 
 PROBLEM = problem(devices=4, layers=4, batch=16)
 
