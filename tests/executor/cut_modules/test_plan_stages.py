@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import capture_batch, make_example
 from meshwise.executor.cut_modules.plan_stages import list_stage_starts
 from meshwise.executor.modules.layout import ModuleLayout
@@ -31,12 +33,24 @@ ZOO = Path(zoo.__file__)
 BATCH = next(iter(torch.utils.data.DataLoader(zoo.Samples(zoo.words), batch_size=4)))
 
 
+@lru_cache
+def capture_tied() -> CapturedModule:
+    """Return the tied module, captured."""
+    torch.manual_seed(0)
+    return capture_batch(zoo.Tied(), make_example(BATCH, 1), None, nearest="none")
+
+
+@lru_cache
+def cut_tied() -> Plan:
+    """Return the plan that cuts the operators of the tied module over two ranks."""
+    return cut_operators(capture_tied().graph, data=1, tensor=2, samples=4, num_microbatches=2)
+
+
 def build_plan(sizes: tuple[int, ...], *, tensor: int = 1) -> tuple[Plan, tuple[str, ...]]:
     """Return a plan for the tied module with so many blocks in each stage, and the names of all blocks."""
-    torch.manual_seed(0)
-    captured = capture_batch(zoo.Tied(), make_example(BATCH, 1), None, nearest="none")
+    captured = capture_tied()
     blocks = tuple(name for name, _ in captured.graph.occurrences)
-    plan = cut_operators(captured.graph, data=1, tensor=2, samples=4, num_microbatches=2)
+    plan = cut_tied()
     ends = [sum(sizes[:count]) for count in range(len(sizes))] + [len(blocks)]
     stages = tuple(Stage(blocks[start:end]) for start, end in pairwise(ends))
     axes = (Axis("pipeline", len(sizes)), Axis("data", 1), Axis("tensor", tensor))
@@ -44,17 +58,15 @@ def build_plan(sizes: tuple[int, ...], *, tensor: int = 1) -> tuple[Plan, tuple[
     return replace(plan, mesh=Mesh(axes), stages=stages, shardings=shardings), blocks
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sets(st.integers(1, 4), min_size=1, max_size=3))
 def test_stages_begin_at_the_modules_of_their_first_blocks(ends: set[int]) -> None:
-    torch.manual_seed(0)
-    captured = capture_batch(zoo.Tied(), make_example(BATCH, 1), None, nearest="none")
+    captured, step = capture_tied(), export_step(zoo.Tied(), None, BATCH)
     sizes = [0, *sorted(ends)]
     plan, blocks = build_plan((*(end - start for start, end in pairwise(sizes)), 1))
     starts = list_stage_starts(captured, plan)
     assert list(starts) == [plan.stages[place].blocks[0] for place in range(1, len(plan.stages))], blocks
     # a module exported on its own is cut at these names, and there every operator of a block is behind its cut
-    step = export_step(zoo.Tied(), None, BATCH)
     operators = list_operators(step)
     cuts = choose_cuts(step, operators, len(plan.stages), starts, frozenset())
     for cut, start in zip(cuts, starts, strict=True):
