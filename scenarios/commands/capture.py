@@ -8,6 +8,7 @@ from meshwise.scenarios.commands.options import Json
 from meshwise.scenarios.console import emit, note, print_rows
 from meshwise.scenarios.files.results import check_output, write
 from meshwise.scenarios.inputs.graph_file import build_graph_document, dump_graph
+from meshwise.scenarios.inputs.operator_cuts import keep_causal_queries_whole
 
 if TYPE_CHECKING:
     from meshwise.executor.capture.captured import CapturedModule
@@ -27,7 +28,8 @@ def capture(
     """Turn any torch module into an operator graph; forward(*inputs) returns a loss, dim 0 of inputs is the batch."""
     check_output(out, (".json",))
     captured_model = _capture_factory(source) if ":" in source else _capture_training_file(source)
-    write(out, dump_graph(captured_model.graph))
+    graph = keep_causal_queries_whole(captured_model.graph)
+    write(out, dump_graph(graph))
     for warning in captured_model.warnings:
         note(f"warning: {warning}")
     if as_json:
@@ -35,11 +37,10 @@ def capture(
             {
                 "file": out,
                 "warnings": list(captured_model.warnings),
-                "graph": build_graph_document(captured_model.graph),
+                "graph": build_graph_document(graph),
             }
         )
         return
-    graph = captured_model.graph
     operators = sum(len(block.operators) for block in graph.blocks)
     words = (f"{block.name} x {block.repeat}" if block.repeat > 1 else block.name for block in graph.blocks)
     print_rows(

@@ -105,6 +105,25 @@ def find_causal_imbalance(operator: Operator, sharding: OperatorSharding, degree
     return 2 - 1 / prod(degrees[axis] for axis in dict(sharding.cuts).get(SEQUENCE, ()))
 
 
+def keep_causal_queries_whole(graph: OperatorGraph) -> OperatorGraph:
+    """Return a graph in which no axis cuts the queries of causal attention.
+
+    The cost model of searches takes parts to be of equal work, which contiguous parts of causal queries are not.
+    """
+
+    def keep(block: Block, operator: Operator) -> Operator:
+        if operator.kind is not OperatorKind.ATTENTION or operator.executed_fraction == 1:
+            return operator
+        query, keys = (block.tensor[name].dims for name in operator.inputs[:2])
+        rows = (SEQUENCE,) if SEQUENCE in query else tuple(dim for dim in query if dim not in keys)
+        return replace(operator, uncut=tuple(dict.fromkeys((*operator.uncut, *rows))))
+
+    blocks = (
+        replace(block, operators=tuple(keep(block, operator) for operator in block.operators)) for block in graph.blocks
+    )
+    return replace(graph, blocks=tuple(blocks))
+
+
 def _add_imbalance(table: OperatorCosts, degrees: Mapping[str, int]) -> CostGraph:
     """Return the costs in which ranks wait for the one with the most scores of causal attention."""
     times = list(table.graph.times)

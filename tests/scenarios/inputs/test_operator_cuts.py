@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwise.scenarios.inputs.operator_cuts import HEAVY, choose_cuts
+from meshwise.scenarios.inputs.operator_cuts import HEAVY, choose_cuts, keep_causal_queries_whole
 from meshwise.simulator.models.model import build
 from meshwise.simulator.models.transformer import Transformer
-from meshwise.simulator.operator_graph import BATCH
+from meshwise.simulator.operator_graph import BATCH, SEQUENCE, OperatorKind
 from meshwise.strategies.operators.operator_plan import list_operator_violations
 from meshwise.strategies.plan.mesh import TENSOR
 from meshwise.strategies.plan.problem import Problem, Training
@@ -46,3 +46,16 @@ def test_what_does_not_divide_is_refused() -> None:
 def test_an_axis_that_cuts_nothing_of_its_own_is_refused(words: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         choose_cuts(build(SPEC, 32, "fp32"), data=1, samples=4, num_microbatches=1, **words)
+
+
+def test_no_axis_cuts_causal_queries_of_a_graph_that_searches_take() -> None:
+    graph = build(SPEC, 32, "fp32")
+    found = keep_causal_queries_whole(graph)
+    pairs = [
+        (before, after)
+        for one, other in zip(graph.blocks, found.blocks, strict=True)
+        for before, after in zip(one.operators, other.operators, strict=True)
+    ]
+    attention = [after for before, after in pairs if before.kind is OperatorKind.ATTENTION]
+    assert attention and all(SEQUENCE in operator.uncut for operator in attention)
+    assert all(before == after for before, after in pairs if before.kind is not OperatorKind.ATTENTION)
