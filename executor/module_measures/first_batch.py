@@ -10,9 +10,11 @@ from torch import nn
 from meshwise.executor.capture.capture import capture, format_error
 from meshwise.executor.capture.captured import CapturedModule
 from meshwise.executor.cut_modules.captures import take_tensors
-from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, select_samples
+from meshwise.executor.modules.batches import count_samples, count_tokens, list_tensors, select_samples, split_evenly
+from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
+from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile
@@ -29,7 +31,23 @@ class FirstBatch:
         self.job = job
         with redirect_stdout(sys.stderr):  # the user's file may print
             self.user_file: UserFile = load_source(job)
-            self.batch = next_batch(open_batches(job, self.user_file, 0, 1, 0), self.user_file, 0)
+            self.batch = self._read(1)
+
+    def _read(self, num_ranks: int) -> Any:
+        """Return the first batch of the first of so many ranks."""
+        try:
+            return next_batch(open_batches(self.job, self.user_file, 0, num_ranks, 0), self.user_file, 0)
+        except UserError as error:
+            if self.user_file.divides_data():  # of a rank that a run may not have
+                raise ValueError(str(error)) from error
+            raise
+
+    def require_parts(self, layout: ModuleLayout) -> None:
+        """Raise `UserError` where the batch does not divide into the data ranks and microbatches of a layout."""
+        if self.user_file.divides_data() or layout.data * layout.num_microbatches == 1:
+            return
+        with redirect_stdout(sys.stderr):
+            split_evenly(self._read(layout.data), layout.num_microbatches, "microbatches")
 
     @property
     def samples(self) -> int:

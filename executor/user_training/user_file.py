@@ -85,13 +85,17 @@ class UserFile:
 
     def open_data(self, rank: int, num_ranks: int, name: str = "data") -> tuple[Any, bool]:
         """Return the user's data, or those of a function of another name, and whether they are of this rank alone."""
+        is_own = self.divides_data(name)
+        return (self.call(name, rank, num_ranks) if is_own else self.call(name)), is_own
+
+    def divides_data(self, name: str = "data") -> bool:
+        """Return whether the user's function of that name gives every rank data of its own."""
         try:
             parameters = inspect.signature(getattr(self, name)).parameters
         except (TypeError, ValueError):
-            parameters = {}  # type: ignore[assignment]
+            return False
         num_needed = sum(parameter.default is parameter.empty for parameter in parameters.values())
-        is_own = num_needed >= 2 or {"rank", "world"} <= parameters.keys()
-        return (self.call(name, rank, num_ranks) if is_own else self.call(name)), is_own
+        return num_needed >= 2 or {"rank", "world"} <= parameters.keys()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Return what a function of the file returns; `UserFileError` with its line where it fails."""

@@ -1,7 +1,8 @@
 """Chooses the plan of a run of a user's file, and predicts its step: `plan_run`.
 
 It measures the module for some seconds in processes of their own, captures it in this one, and has the simulator try
-every layout that can run. Nothing here ends a run: where a prediction is impossible, the reason is told instead.
+every layout that can run. Only a first batch that no rank could train on ends a run here: where a prediction is
+impossible, the reason is told instead.
 """
 
 import os
@@ -19,7 +20,7 @@ from meshwise.executor.device import CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
 from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, write_start
 from meshwise.executor.modules.layout import ModuleLayout
-from meshwise.executor.recording.rank_files import make_teller, read_errors
+from meshwise.executor.recording.rank_files import UserError, make_teller, read_errors
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.scenarios.module_plans.choosing import PlannedRun, choose, first_line, predict_layout
 from meshwise.scenarios.module_plans.cut_plans import choose_cut_plans
@@ -70,6 +71,11 @@ def plan_run(
         Whether the module is measured for some seconds.
     report
         Called with a word about what is done next.
+
+    Raises
+    ------
+    UserError
+        Where the file has no first batch, or the plan does not divide it.
     """
     default = layout or job.layout
     guess = default.num_ranks if layout is not None else processes or count_processes(job.device)
@@ -82,6 +88,10 @@ def plan_run(
 
             first = FirstBatch(job)
             batch = first.samples
+            if layout is not None:
+                first.require_parts(layout)
+        except UserError:  # that of every rank, before any has started to train
+            raise
         except Exception as error:  # what fails here must not fail the run, which tells of its own faults
             return PlannedRun(default, failure=first_line(error))
         counts = (

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.scenarios.module_plans.choosing import choose, predict_layout
 from meshwise.scenarios.module_plans.layouts import find_choices, list_layouts
@@ -78,11 +79,47 @@ def test_plan_files_are_read_again(tmp_path: Path) -> None:
         read_layout(tmp_path / "plan.json")
 
 
-def test_what_cannot_be_read_is_told_and_fails_nothing(tmp_path: Path) -> None:
-    job = TrainJob(str(tmp_path / "none.py"), ModuleLayout(2), 3)
-    planned = plan_run(job, layout=None, processes=2, calibrates=True)
+MINE = """import torch
+BATCH = 4
+class Mean(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x).mean()
+def model(): return Mean(2, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "layout", "text"),
+    [
+        ("def data(): return open('none.bin')", ModuleLayout(2), r"mine.py:7: data\(\): FileNotFoundError"),
+        (
+            "def data(): return torch.utils.data.TensorDataset(torch.ones(8, 2))",
+            ModuleLayout(3),
+            r"data ranks\(3\) divide .* met 4; nearest: 3",
+        ),
+        (
+            "def data(): return torch.utils.data.TensorDataset(torch.ones(8, 2))",
+            ModuleLayout(2, num_microbatches=4),
+            r"microbatches\(4\) divide the batch, met 2 samples; nearest: microbatches\(2\)",
+        ),
+    ],
+)
+def test_a_batch_that_no_rank_could_train_on_ends_the_run(
+    data: str, layout: ModuleLayout, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{MINE}{data}\n")
+    with pytest.raises(UserError, match=text):
+        plan_run(TrainJob(str(tmp_path / "mine.py"), layout, 3), layout=layout, processes=None, calibrates=False)
+
+
+def test_data_of_ranks_that_one_process_cannot_read_are_told_and_end_nothing(tmp_path: Path) -> None:
+    divided = "def data(rank, world): return [torch.ones(4, 2)] * 8 if world == 2 else open('none.bin')\n"
+    (tmp_path / "mine.py").write_text(MINE + divided)
+    planned = plan_run(
+        TrainJob(str(tmp_path / "mine.py"), ModuleLayout(2), 3), layout=None, processes=2, calibrates=False
+    )
     assert planned.layout == ModuleLayout(2) and planned.prediction is None
-    assert "none.py" in planned.failure
+    assert "none.bin" in planned.failure
     assert planned.list_assumptions() == [f"not predicted: {planned.failure}"]
 
 
