@@ -168,6 +168,13 @@ def find_newest(folder: Path) -> Path:
     return folder / names[-1]
 
 
+def require_steps(folder: Path, steps: int, first_step: int) -> None:
+    """Raise `StatesError` where a run that goes on from a folder of checkpoints has done all of its steps."""
+    if first_step >= steps:
+        rule = f"--steps({steps}) are more than a run that goes on has done"
+        raise StatesError(f"{folder}: {rule}, met {first_step} done; nearest: {first_step + 1}")
+
+
 def read_step(checkpoint: Path) -> int:
     """Return the steps that a checkpoint has done; `StatesError` where it says none."""
     try:

@@ -193,19 +193,21 @@ def collect_training(folder: Path, progress: Progress | None = None, *, has_boar
     return _collect(job, folder, rows[0].step, rows, None)
 
 
-def find_first_step(folder: Path, *, resume: bool, replace_run: bool) -> int:
-    """Return the steps that a run in a folder goes on from.
+def find_first_step(folder: Path, steps: int, *, resume: bool, replace_run: bool) -> int:
+    """Return the steps that are done where a run in a folder begins, of ``steps`` in all.
 
     Raises
     ------
     UserError
-        Where the folder has no checkpoint to go on from, or those of another run.
+        Where the folder has no checkpoint to go on from, one of the last step, or those of another run.
     """
-    from meshwise.executor.modules.states import find_newest, list_checkpoints, read_step  # needs torch
+    from meshwise.executor.modules.states import find_newest, list_checkpoints, read_step, require_steps  # needs torch
 
     checkpoints = folder / CHECKPOINTS
     if resume:
-        return read_step(find_newest(checkpoints))
+        first_step = read_step(find_newest(checkpoints))
+        require_steps(checkpoints, steps, first_step)
+        return first_step
     names = list_checkpoints(checkpoints)
     if names and not replace_run:
         met = f"met {names[-1]} in {checkpoints}"
@@ -215,7 +217,7 @@ def find_first_step(folder: Path, *, resume: bool, replace_run: bool) -> int:
 
 def _prepare_folder(job: TrainJob, folder: Path, *, replace_run: bool) -> int:
     """Return the steps that are done; a folder has the checkpoints of one run only."""
-    first_step = find_first_step(folder, resume=job.resume, replace_run=replace_run)
+    first_step = find_first_step(folder, job.steps, resume=job.resume, replace_run=replace_run)
     if not job.resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return first_step

@@ -27,7 +27,7 @@ from meshwise.executor.modules.evaluation import EvaluationBatch
 from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import drop_nothing
 from meshwise.executor.modules.sharding import unwrap
-from meshwise.executor.modules.states import StatesError, is_distributed
+from meshwise.executor.modules.states import is_distributed, require_steps
 from meshwise.executor.modules.step import TrainingStep
 from meshwise.executor.recording.accelerator import Accelerator, find_accelerator
 from meshwise.executor.recording.copies import digest_copies
@@ -96,9 +96,7 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     first_step = step.load(checkpoints) if job.resume else 0
     if job.source is not None and not job.resume:
         step.start_from(job.source)
-    if first_step >= job.steps:
-        rule = f"--steps({job.steps}) are more than a run that goes on has done"
-        raise StatesError(f"{checkpoints}: {rule}, met {first_step} done; nearest: {first_step + 1}")
+    require_steps(checkpoints, job.steps, first_step)
     heartbeat.beat("data")
     batches = open_batches(job, user_file, job.layout.find_data_part(rank), job.layout.data, first_step)
     is_asked = stop.ask_all(accelerator.device)

@@ -126,7 +126,7 @@ def train(
     --rendezvous, then on every host what that prints, and in the end once with --collect.
     """
     from meshwise.executor.modules.layout import ModuleLayout
-    from meshwise.executor.user_training.job import TrainJob
+    from meshwise.executor.user_training.job import CHECKPOINTS, TrainJob
     from meshwise.executor.user_training.run import (  # so that help works without torch
         find_first_step,
         prepare_training,
@@ -153,7 +153,9 @@ def train(
         check_device(device)
     layout = _read_layout(plan, None if rendezvous else processes, device)
     target = make_folder(out)
-    find_first_step(target, resume=resume, replace_run=replace)  # told before anything is measured
+    # told before anything is measured
+    if first_step := find_first_step(target, steps, resume=resume, replace_run=replace):
+        note(f"goes on from step {first_step}, in {target / CHECKPOINTS}")
     job = TrainJob(
         str(path),
         layout or ModuleLayout(processes or 1),

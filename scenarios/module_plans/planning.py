@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from meshwise.executor.device import CUDA, count_gpus
+from meshwise.executor.device import CPU, CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
 from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, write_start
 from meshwise.executor.modules.layout import ModuleLayout
@@ -36,6 +36,8 @@ CALIBRATION_SECONDS = 3.0
 """Seconds of a calibration, without those to start its processes."""
 MOST_EARLY = 8
 """Ranks that are started at most before the batch has shown how many of them divide it."""
+BUSY = 0.3
+"""Part of all cores that other work wants, from which it is told."""
 TELLING = 0.05
 """Seconds between two looks at what ranks are doing."""
 
@@ -77,7 +79,8 @@ def plan_run(
     UserError
         Where the file has no first batch, or the plan does not divide it.
     """
-    default = layout or job.layout
+    default, load = layout or job.layout, os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cores = count_processes(CPU) if job.device == CPU else 0
     guess = default.num_ranks if layout is not None else processes or count_processes(job.device)
     with RankStarter(job, report) as starter:
         if calibrates and guess <= MOST_EARLY:
@@ -103,10 +106,36 @@ def plan_run(
             model = _model_module(first, default, counts, measuring, report, searches=layout is None)
             report("comparing plans")
             if layout is not None:
-                return predict_layout(model, layout, first.tokens)
-            return choose(model, counts, first.tokens, require=partial(require_cuts, job))
+                planned = predict_layout(model, layout, first.tokens)
+            else:
+                planned = choose(model, counts, first.tokens, require=partial(require_cuts, job))
+            remarks = list_remarks(load, cores, planned.layout.num_ranks) if calibrates else ()
+            return replace(planned, assumptions=(*planned.assumptions, *remarks))
         except Exception as error:
             return PlannedRun(default, tokens=first.tokens, failure=first_line(error))
+
+
+def list_remarks(load: float, cores: int, num_ranks: int) -> tuple[str, ...]:
+    """Return what makes measured times of a machine's cores other than those of the run, in words.
+
+    Parameters
+    ----------
+    load
+        Processes that wanted a core before the module was measured, on average over a minute.
+    cores
+        Of the machine; 0 where it computes on other devices.
+
+    >>> list_remarks(3.0, 2, 2)
+    ('machine: other work wanted 3.0 of 2 cores before: steps may take otherwise',)
+    >>> list_remarks(0.1, 2, 4)
+    ('machine: 4 ranks share 2 cores: steps may take otherwise than predicted',)
+    """
+    remarks = []
+    if cores and load > BUSY * cores:
+        remarks.append(f"machine: other work wanted {load:.1f} of {cores} cores before: steps may take otherwise")
+    if cores and num_ranks > cores:
+        remarks.append(f"machine: {num_ranks} ranks share {cores} cores: steps may take otherwise than predicted")
+    return tuple(remarks)
 
 
 def require_cuts(job: TrainJob, layout: ModuleLayout) -> None:
