@@ -16,6 +16,7 @@ def test_a_quick_call_takes_what_its_operator_takes(operator: object) -> None:
         "embedding": (x, torch.tensor([0, 2]), -1, False, False),
         "gather": (x, 1, torch.zeros(3, 1, dtype=torch.int64)),
         "layer_norm": (x, [4], torch.rand(4), torch.rand(4), 1e-5, False),
+        "grouped_product": (x, torch.rand(2, 4, 5), torch.tensor([1, 3])),
         "linear": (x, torch.rand(2, 4), torch.rand(2)),
         "log_softmax": (x, -1),
         "softmax": (x, -1),
