@@ -53,7 +53,8 @@ PLANS: tuple[dict[str, object], ...] = (
 )
 def test_no_row_with_a_model_devices_and_degrees_is_skipped(plan: dict[str, object], change: dict[str, object]) -> None:
     run = build_run(ROW | change | plan)
-    assert run.scenario is not None, (run.skipped, change)
+    is_too_long = "a step has at most 100000 microbatches" in run.skipped  # a batch of millions, one by one
+    assert run.scenario is not None or is_too_long, (run.skipped, change)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
