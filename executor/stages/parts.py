@@ -115,6 +115,8 @@ def splits_by_inputs(step: StepGraph, nodes: StageNodes) -> bool:
     a bias of positions, may be beside: what lies on a path reads it.
     """
     inner = {node for node in nodes.received if node.name not in nodes.bound and _passes_gradients(node)}
+    if len(inner) != 1 or nodes.bound:  # of several paths torch merges the groups of parameters wrongly
+        return False
     beside = {node for node in step.graph.nodes if step.parameters.get(node.name) in step.trained}
     of_batch = {node for node in step.graph.nodes if node.op == "placeholder" and node.name in step.inputs}
     for node in step.graph.nodes:
