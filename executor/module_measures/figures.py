@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from meshwise.executor.modules.layout import CutAxes
 from meshwise.simulator.brief import brief_repr
 from meshwise.strategies.plan.plan import Plan
 
@@ -52,10 +53,12 @@ class BlockFigures:
 
 @dataclass(frozen=True, slots=True)
 class CutFigures:
-    """The program of a rank of the module whose operators are cut over ``tensor`` ranks.
+    """The program of a rank of the module whose operators are cut over ranks.
 
     Parameters
     ----------
+    axes
+        Those of the mesh over which they are cut.
     samples
         Those of a pass, fewer and more, which all these ranks have.
     passes
@@ -66,7 +69,7 @@ class CutFigures:
         Most bytes of tensors in passes of the larger number, above those that were there before.
     """
 
-    tensor: int
+    axes: CutAxes
     samples: tuple[int, int]
     passes: tuple[float, float]
     messages: tuple[float, float]
@@ -75,7 +78,9 @@ class CutFigures:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "CutFigures":
         """Return the figures of plain data."""
-        return cls(**dict(document) | {name: tuple(document[name]) for name in ("samples", "passes", "messages")})
+        lists = {name: tuple(document[name]) for name in ("samples", "passes", "messages")}
+        axes = tuple((name, size) for name, size in document["axes"])
+        return cls(**dict(document) | lists | {"axes": axes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ class ModuleFigures:
     collectives
         Messages of all sizes between ranks.
     cuts
-        Programs of cut operators, one for a number of ranks.
+        Programs of cut operators, one for each mesh of operator axes.
     """
 
     samples: tuple[int, int]

@@ -40,7 +40,7 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import RenewedBuffers, list_own_units
-from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.layout import ModuleLayout, find_cut_axes, list_operator_axes
 from meshwise.executor.modules.losses import (
     LossError,
     compute_own_loss,
@@ -413,20 +413,21 @@ class Measurement:
     def _measure_cuts(self, samples: int) -> Iterator[CutFigures]:
         """Yield the figures of programs of cut operators, of which a group has as many samples as its ranks."""
         for plan in self.plans:
-            tensor = count_operator_ranks(plan)
-            if tensor == 1 or self.num_ranks % tensor:
+            num_ranks = count_operator_ranks(plan)
+            if num_ranks == 1 or self.num_ranks % num_ranks:
                 continue
             ranks = build_rank_mesh(plan, self.device)
-            more = samples * tensor
+            more = samples * num_ranks
             fewer = max(more // FEWER, FEWEST_CUT_SAMPLES)
             try:
                 programs = [CutProgram(self.source, plan, ranks, number) for number in (fewer, more)]
             except ValueError:  # on all ranks alike; a run of such a plan is refused with the reason
                 continue
+            axes = find_cut_axes(list_operator_axes(plan))
             passes = [self._measure(program.run) for program in programs]
             messages = [-self._find_slowest(-median(program.messages)) for program in programs]
             peak = self._record_peak(programs[1].run, keeps_results=False)
-            yield CutFigures(tensor, (fewer, more), (passes[0], passes[1]), (messages[0], messages[1]), peak)
+            yield CutFigures(axes, (fewer, more), (passes[0], passes[1]), (messages[0], messages[1]), peak)
 
     def _record_peak(self, run: Callable[[], Any], *, keeps_results: bool = True) -> float:
         """Return the most bytes of tensors while something runs, above those before."""

@@ -1,5 +1,6 @@
 """What a plan says of a user's module: data parallelism, shards of states, recomputation, stages, cuts of operators."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from math import prod
@@ -32,6 +33,9 @@ CUTS = {"expert": TENSOR_DEPTH, "context": TENSOR_ROWS, "tensor": TENSOR}
 
 `meshwise.scenarios.inputs.operator_cuts` has the rules. The outermost axis comes first.
 """
+
+CutAxes = tuple[tuple[str, int], ...]
+"""Axes of a mesh over which operators are cut, and their sizes."""
 
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 """What may be computed again of all blocks of a module, without knowing what products and attention are in them."""
@@ -198,6 +202,15 @@ class ModuleLayout:
         sizes = {axis: getattr(self, name) for name, axis in CUTS.items()}
         return {axis: size for axis, size in sizes.items() if size > 1 or axis == TENSOR}
 
+    @property
+    def cut_axes(self) -> CutAxes:
+        """The axes of more than one rank over which operators are cut, with their sizes, from the outermost on.
+
+        >>> ModuleLayout(context=2).cut_axes
+        (('tensor_rows', 2),)
+        """
+        return find_cut_axes(self.operator_axes)
+
     def find_data_part(self, rank: int) -> int:
         """Return which part of the batch a rank has: ranks of a stage, or with parts of operators, follow each other.
 
@@ -339,6 +352,21 @@ def _parse_offload(text: str) -> Offloading:
         return offloading(() if text == "none" else text.split("+"))
     except ValueError as error:
         raise ValueError(f"plan: offload {error}") from error
+
+
+def find_cut_axes(sizes: Mapping[str, int]) -> CutAxes:
+    """Return the axes of more than one rank."""
+    return tuple((axis, size) for axis, size in sizes.items() if size > 1)
+
+
+def read_cut_words(axes: CutAxes) -> dict[str, Any]:
+    """Return axes over which operators are cut as the words of a plan.
+
+    >>> read_cut_words((("tensor_depth", 2),))
+    {'expert': 2}
+    """
+    words = {axis: word for word, axis in CUTS.items()}
+    return {words[axis]: size for axis, size in axes}
 
 
 def list_operator_axes(plan: Plan) -> dict[str, int]:

@@ -161,6 +161,12 @@ def _list_stack_dims(block: Block, operator: Operator) -> Iterator[str]:
                 yield dim
 
 
+def has_experts(graph: OperatorGraph) -> bool:
+    """Return whether products have parameters that are stacks of one an expert."""
+    operators = ((block, operator) for block in graph.blocks for operator in block.operators)
+    return any(any(_list_stack_dims(block, operator)) for block, operator in operators)
+
+
 class CutRules:
     """What each axis may cut of the operators of a problem."""
 

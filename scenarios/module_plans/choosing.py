@@ -18,7 +18,7 @@ from meshwise.scenarios.module_plans.layouts import (
 )
 from meshwise.scenarios.module_plans.prediction import Estimate, ModuleModel, Prediction, StepPredictor
 from meshwise.simulator.brief import brief_repr
-from meshwise.strategies.plan.mesh import DATA, PIPELINE, TENSOR, Axis, Mesh
+from meshwise.strategies.plan.mesh import DATA, OPERATOR_AXES, PIPELINE, Axis, Mesh
 from meshwise.strategies.plan.recomputation import FirstLayers, Recompute
 
 SCHEDULED = 4
@@ -113,7 +113,7 @@ def choose(
         model.figures,
         num_layers,
         is_captured=model.is_captured,
-        cuts_operators=require is not None and model.cut_graph is not None and bool(model.cut_plans),
+        cut_axes=() if require is None or model.cut_graph is None else tuple(model.cut_plans),
         has_weight=model.has_weight,
     )
     refusals = () if model.figures is None else tuple(list_refusals(model.figures))
@@ -127,7 +127,7 @@ def choose(
             break
         except ValueError as error:
             refusals = (*refusals, f"not tried: operators cut over ranks, as {first_line(error)}")
-            search = _Search(model, replace(choices, cuts_operators=False), keep)
+            search = _Search(model, replace(choices, cut_axes=()), keep)
     assumptions = (*model.assumptions, *refusals)
     return PlannedRun(best.layout, best, runner_up, search.num_plans, tokens, assumptions)
 
@@ -212,11 +212,12 @@ class _Search:
                 yield planned
 
     def _cut(self, layout: ModuleLayout) -> ModuleLayout | None:
-        """Return a layout with the shardings of its tensor ranks; ``None`` where no operator can be cut over them."""
-        plan = self.model.cut_plans.get(layout.tensor)
+        """Return a layout with the shardings of its operators; ``None`` where no operator can be cut over them."""
+        plan = self.model.cut_plans.get(layout.cut_axes)
         if plan is None:
             return None
-        mesh = Mesh((Axis(PIPELINE, layout.pipeline), Axis(DATA, layout.data), Axis(TENSOR, layout.tensor)))
+        own_axes = (axis for axis in plan.mesh.axes if axis.name in OPERATOR_AXES)
+        mesh = Mesh((Axis(PIPELINE, layout.pipeline), Axis(DATA, layout.data), *own_axes))
         microbatch = self.model.batch // layout.data // layout.num_microbatches
         plan = replace(plan, mesh=mesh, microbatch=microbatch, num_microbatches=layout.num_microbatches)
         return replace(layout, plan=plan)

@@ -1,11 +1,13 @@
 """The layouts under which a user's module can be trained on this machine, from the simple to the complex."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
+from math import prod
+from typing import Any
 
 from meshwise.executor.module_measures.figures import ModuleFigures
-from meshwise.executor.modules.layout import RECOMPUTES, ModuleLayout
+from meshwise.executor.modules.layout import RECOMPUTES, CutAxes, ModuleLayout, read_cut_words
 from meshwise.strategies.plan.mesh import divisors
 from meshwise.strategies.plan.recomputation import Recompute
 
@@ -35,8 +37,8 @@ class Choices:
     divides_batch, divides_samples, shards_states, recomputes
         Whether ranks may divide the batch, a rank its samples into microbatches, and ranks share states; and whether
         the module has blocks that can be computed again.
-    cuts_operators
-        Whether operators can be cut over ranks.
+    cut_axes
+        Over which ranks operators can be cut, one way at a time.
     divides_cut_samples
         Whether a rank may divide its samples into microbatches there.
     """
@@ -47,7 +49,7 @@ class Choices:
     divides_samples: bool = True
     shards_states: bool = True
     recomputes: bool = True
-    cuts_operators: bool = False
+    cut_axes: tuple[CutAxes, ...] = ()
     divides_cut_samples: bool = False
 
 
@@ -57,7 +59,7 @@ def find_choices(
     num_layers: int,
     *,
     is_captured: bool = False,
-    cuts_operators: bool = False,
+    cut_axes: Sequence[CutAxes] = (),
     has_weight: bool = False,
 ) -> Choices:
     """Return what may be chosen of so many ranks: what the first batch has shown to be refused is left out.
@@ -66,13 +68,13 @@ def find_choices(
 
     Parameters
     ----------
-    cuts_operators
-        Whether the operators of the module may be cut.
+    cut_axes
+        Over which ranks the operators of the module may be cut.
     has_weight
         Whether its loss is a pair (sum, weight), of which a cut module takes no microbatches.
     """
     if figures is None:
-        return Choices(tuple(data), recomputes=num_layers > 0, cuts_operators=cuts_operators)
+        return Choices(tuple(data), recomputes=num_layers > 0, cut_axes=tuple(cut_axes))
     is_cut = is_captured and not (figures.buffers or figures.whole_microbatch or figures.whole_states)
     return Choices(
         tuple(data),
@@ -81,7 +83,7 @@ def find_choices(
         divides_samples=not figures.whole_batch and not figures.whole_microbatch,
         shards_states=not figures.whole_states,
         recomputes=bool(figures.blocks),
-        cuts_operators=cuts_operators,
+        cut_axes=tuple(cut_axes),
         divides_cut_samples=not (figures.whole_batch or figures.whole_microbatch or has_weight),
     )
 
@@ -108,10 +110,10 @@ def list_layouts(batch: int, choices: Choices) -> Iterator[ModuleLayout]:
         for ranks in choices.data:
             for pipeline in divisors(ranks):
                 yield from _list_divided(batch, choices, ranks // pipeline, pipeline, recompute)
-    if choices.cuts_operators:
-        for ranks in choices.data:
-            for tensor in divisors(ranks)[1:]:
-                yield from _list_cut(batch, choices, ranks // tensor, tensor)
+    for ranks, axes in product(choices.data, choices.cut_axes):
+        words = read_cut_words(axes)
+        if ranks % prod(words.values()) == 0:
+            yield from _list_cut(batch, choices, ranks // prod(words.values()), words)
 
 
 def _list_divided(
@@ -134,8 +136,8 @@ def _list_zero_stages(choices: Choices, data: int) -> tuple[int, ...]:
     return (0, 1, 2, 3) if data > 1 and choices.shards_states else (0,)
 
 
-def _list_cut(batch: int, choices: Choices, ranks: int, tensor: int) -> Iterator[ModuleLayout]:
-    """Yield every layout that cuts operators over so many of the ranks that are left to other axes."""
+def _list_cut(batch: int, choices: Choices, ranks: int, words: Mapping[str, Any]) -> Iterator[ModuleLayout]:
+    """Yield every layout that cuts operators as words say, of so many ranks that are left to other axes."""
     recomputes: tuple[Recompute, ...] = (Recompute.NONE,)
     if "recompute" in CUT_WITH and choices.recomputes and choices.divides_batch:
         recomputes = RECOMPUTES
@@ -147,13 +149,15 @@ def _list_cut(batch: int, choices: Choices, ranks: int, tensor: int) -> Iterator
         counts = [
             count
             for count in divisors(batch // data)
-            if pipeline <= count <= MOST_MICROBATCHES and batch // count >= FEWEST_CUT_SAMPLES
+            if pipeline <= count <= MOST_MICROBATCHES
+            and batch // count >= FEWEST_CUT_SAMPLES
+            and batch // data // count % words.get("expert", 1) == 0  # they have samples of their own elsewhere
         ]
-        counts = counts if choices.divides_cut_samples else [1] * (batch >= FEWEST_CUT_SAMPLES)
+        counts = [count for count in counts if choices.divides_cut_samples or count == 1]
         stages = _list_zero_stages(choices, data) if "zero" in CUT_WITH and choices.divides_batch else (0,)
         cuts = find_cuts(choices.blocks, pipeline)
         for zero, count in product(stages, counts):
-            yield ModuleLayout(data, zero, 0, True, count, recompute, pipeline, cuts=cuts, tensor=tensor)
+            yield ModuleLayout(data, zero, 0, True, count, recompute, pipeline, cuts=cuts, **words)
 
 
 def list_other_schedules(layout: ModuleLayout, choices: Choices) -> Iterator[ModuleLayout]:

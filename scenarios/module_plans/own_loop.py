@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshwise.executor.module_measures.figures import ModuleFigures
     from meshwise.executor.module_measures.live_module import LiveModule
     from meshwise.executor.module_measures.searched_step import SearchedStep
-    from meshwise.executor.modules.layout import ModuleLayout
+    from meshwise.executor.modules.layout import CutAxes, ModuleLayout
     from meshwise.executor.modules.step import TrainingStep
     from meshwise.scenarios.module_plans.choosing import PlannedRun
     from meshwise.simulator.operator_graph import OperatorGraph
@@ -94,7 +94,7 @@ class LiveSearch:
 
     def __init__(self) -> None:
         self._captured: OperatorGraph | None = None
-        self._cuts: dict[int, Plan] = {}
+        self._cuts: dict[CutAxes, Plan] = {}
         self._why_not = ""
 
     def choose_cuts(self, live: "LiveModule") -> list[Plan]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from meshwise.executor.device import CPU, CUDA, count_gpus
 from meshwise.executor.launch.launcher import ExecutionError, launch_ranks
 from meshwise.executor.module_measures.figures import ModuleFigures, figures_file, write_start
-from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.layout import CutAxes, ModuleLayout
 from meshwise.executor.recording.rank_files import UserError, make_teller, read_errors
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.scenarios.module_plans.choosing import PlannedRun, choose, first_line, predict_layout
@@ -188,9 +188,9 @@ def _model_module(
         captured = first.capture()
     except ValueError as error:
         why_not = first_line(error)
-    cuts: dict[int, Plan] = {}
+    cuts: dict[CutAxes, Plan] = {}
     if default.plan is not None:
-        cuts[default.operator_ranks] = default.plan
+        cuts[default.cut_axes] = default.plan
     elif captured is not None and searches:
         cuts = choose_cut_plans(captured, batch, counts)
     figures = None if starter is None else starter.measure(cuts.values())

@@ -7,7 +7,7 @@ from math import prod
 
 from meshwise.executor.device import CPU, read_device_memory
 from meshwise.executor.module_measures.figures import CutFigures, ModuleFigures
-from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.layout import CutAxes, ModuleLayout, read_cut_words
 from meshwise.scenarios.module_plans.cut_graphs import (
     count_degrees,
     count_saved,
@@ -94,7 +94,7 @@ class ModuleModel:
     has_weight
         Whether the loss is a pair (sum, weight).
     cut_plans
-        How operators are cut over ranks, by their number; `ModuleFigures.cuts` are of these.
+        How operators are cut over ranks, by the axes of these; `ModuleFigures.cuts` are of these plans.
     """
 
     graph: OperatorGraph
@@ -110,7 +110,7 @@ class ModuleModel:
     cut_kept: float = 0.0
     pace: float = 0.0
     has_weight: bool = False
-    cut_plans: Mapping[int, Plan] = field(default_factory=dict)
+    cut_plans: Mapping[CutAxes, Plan] = field(default_factory=dict)
 
     __repr__ = brief_repr("batch", "precision", "assumptions")
 
@@ -282,7 +282,7 @@ class StepPredictor:
     def _find_cost(self, layout: ModuleLayout) -> SimulatedCost:
         key: Hashable = layout.data, layout.pipeline, layout.zero, layout.shards
         if layout.plan is not None:
-            key = key, layout.operator_ranks, layout.num_microbatches, layout.plan.shardings
+            key = key, layout.cut_axes, layout.num_microbatches, layout.plan.shardings
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = SimulatedCost(self._build_problem(layout))
@@ -332,14 +332,14 @@ class StepPredictor:
         return keep_more(graph, kept, at_end=layout.pipeline > 1)
 
     def _find_program(self, layout: ModuleLayout) -> "CutProgramModel | None":
-        """Return what the measured program of a layout's tensor ranks takes; ``None`` where none was measured."""
+        """Return what the measured program of a layout's cut operators takes; ``None`` where none was measured."""
         figures, plan = self.model.figures, layout.plan
         if figures is None or plan is None:
             return None
-        cut = next((cut for cut in figures.cuts if cut.tensor == layout.operator_ranks), None)
+        cut = next((cut for cut in figures.cuts if cut.axes == layout.cut_axes), None)
         if cut is None:
             return None
-        key = layout.operator_ranks, plan.shardings
+        key = cut.axes, plan.shardings
         if key not in self._programs:
             self._programs[key] = model_program(self.model, figures, cut, plan)
         return self._programs[key]
@@ -362,7 +362,7 @@ def require_predicted_offload(layout: ModuleLayout) -> None:
 
 def model_program(model: ModuleModel, figures: ModuleFigures, cut: CutFigures, plan: Plan) -> CutProgramModel:
     """Return what a measured program takes besides what the simulator adds: its messages, and what it keeps."""
-    layout = ModuleLayout(tensor=cut.tensor, plan=plan)
+    layout = ModuleLayout(plan=plan, **read_cut_words(cut.axes))
     plain = replace(model, cut_kept=0.0, figures=replace(figures, cuts=()))
     fewer, more = (StepPredictor(replace(plain, batch=samples)) for samples in cut.samples)
     alone = fewer.find_messages(layout), more.find_messages(layout)

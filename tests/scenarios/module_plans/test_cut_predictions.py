@@ -35,10 +35,10 @@ def test_memory_is_what_a_run_holds(tmp_path: Path) -> None:
         starter.start(2)
         figures = starter.measure(plans.values())
     (cut,) = figures.cuts
-    assert cut.tensor == 2 and cut.samples[0] < cut.samples[1] and 0 < cut.messages[1] < cut.passes[1]
+    assert cut.axes == (("tensor", 2),) and cut.samples[0] < cut.samples[1] and 0 < cut.messages[1] < cut.passes[1]
     predictor = StepPredictor(replace(build_model(figures, graph, first.samples, "fp32", "cpu"), cut_plans=plans))
     for words in COMBINATIONS:
-        layout = replace(parse_layout(words, ModuleLayout()), plan=plans[2])
+        layout = replace(parse_layout(words, ModuleLayout()), plan=plans[cut.axes])
         run = train(replace(job, layout=layout), tmp_path / words)
         assert run.peak_memory is not None
         assert predictor.predict(layout).peak_memory == pytest.approx(run.peak_memory, rel=0.05), words

@@ -1,6 +1,6 @@
 """Layouts that are tried: all that can run, each once, and nothing that a run refuses."""
 
-from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.modules.layout import CUTS, ModuleLayout
 from meshwise.scenarios.module_plans.layouts import Choices, find_choices, list_layouts
 from meshwise.strategies.plan.recomputation import Recompute
 from tests.scenarios.module_plans.modules import build_figures
@@ -44,3 +44,11 @@ def test_stages_begin_at_blocks() -> None:
         refused = find_choices((2,), build_figures(**refusal), 2, is_captured=True)
         assert all(layout.pipeline == 1 for layout in list_layouts(8, refused))
     assert not find_choices((2,), figures, 2).blocks
+
+
+def test_samples_of_cut_experts_divide() -> None:
+    axes = ((CUTS["expert"], 2),), ((CUTS["context"], 2),), ((CUTS["tensor"], 4),)
+    layouts = list(list_layouts(4, Choices((4,), recomputes=False, cut_axes=axes, divides_cut_samples=True)))
+    cuts = {(layout.data, layout.num_microbatches, layout.cut_axes) for layout in layouts if layout.cut_axes}
+    # two data ranks have two samples each, which two ranks of experts divide in one microbatch alone
+    assert cuts == {(2, 1, axes[0]), (2, 1, axes[1]), (2, 2, axes[1]), (1, 1, axes[2]), (1, 2, axes[2])}
