@@ -4,8 +4,9 @@ Either graph takes as long as the module was measured to. A captured graph says 
 ratio of the times by the cost model; a graph of blocks says what each block took.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from re import sub
 
 from meshwise.executor.module_measures.figures import BlockFigures, ModuleFigures
 from meshwise.simulator.machine.accelerator import Accelerator
@@ -224,6 +225,21 @@ def keep_more(graph: OperatorGraph, size: float, *, at_end: bool = False) -> Ope
         tensors=(*first.tensors, _build_bytes(EXTRA, size, "mask")),
     )
     return replace(graph, blocks=tuple(changed if block is first else block for block in graph.blocks))
+
+
+def mark_blocks(graph: OperatorGraph, paths: Sequence[str]) -> OperatorGraph:
+    """Return a captured graph whose layers are the blocks of a module, by the names of these, alone.
+
+    A capture takes the members of all lists of modules for layers, and all that lies between them.
+    """
+    members = {path.replace(".", "_") for path in paths}
+    lists = {path.rpartition(".")[0].replace(".", "_") for path in paths}
+
+    def is_block(block: Block) -> bool:
+        # a second run of equal members has a number behind its name
+        return block.name in members or (block.repeat > 1 and sub(r"_\d+$", "", block.name) in lists | members)
+
+    return replace(graph, blocks=tuple(replace(block, layer=is_block(block)) for block in graph.blocks))
 
 
 def count_layers(graph: OperatorGraph) -> int:

@@ -21,6 +21,7 @@ from meshwise.scenarios.module_plans.graphs import (
     find_pace,
     keep_more,
     list_shapes,
+    mark_blocks,
     mark_cheap_operators,
     measure_operators,
 )
@@ -478,6 +479,9 @@ def build_model(
         Where there is neither a captured graph nor figures.
     """
     dtype = "fp64" if precision == "fp64" else "fp32"
+    if captured is not None and figures is not None:
+        marked = mark_blocks(captured, [block.path for block in figures.blocks])
+        captured = marked if count_layers(marked) == len(figures.blocks) else captured
     captured = captured and mark_cheap_operators(captured)
     if figures is None:
         if captured is None:

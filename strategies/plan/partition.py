@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import inf
 
 from meshwise.simulator.brief import brief_repr
@@ -24,17 +25,19 @@ def partition_layers(graph: OperatorGraph, stages: int, division: str | tuple[in
     """Return the blocks of every stage.
 
     ``division`` is ``"even"``, ``"balanced"`` or the number of layers per stage. Blocks before the layers are in the
-    first stage, blocks after them in the last. ``"balanced"`` evens out forward FLOP, including those blocks. With
-    more stages than layers, the last stage and then the first have no layers, where they have other blocks.
+    first stage, blocks after them in the last, and blocks between two layers with the first of these. ``"balanced"``
+    evens out forward FLOP, including those blocks. With more stages than layers, the last stage and then the first have
+    no layers, where they have other blocks.
     """
     names = [name for name, _ in graph.occurrences]
     layers = [name for name, block in graph.occurrences if block.layer] or names[:1]
-    first_index = names.index(layers[0])
-    head_blocks, tail_blocks = names[:first_index], names[first_index + len(layers) :]
+    starts = [names.index(name) for name in layers]
+    runs = [names[start:end] for start, end in zip(starts, [*starts[1:], starts[-1] + 1], strict=True)]
+    head_blocks, tail_blocks = names[: starts[0]], names[starts[-1] + 1 :]
     result: list[Stage] = []
     position = 0
     for index, count in enumerate(_count_layers(graph, stages, layers, division)):
-        blocks = layers[position : position + count]
+        blocks = list(chain(*runs[position : position + count]))
         blocks = (head_blocks if index == 0 else []) + blocks + (tail_blocks if index == stages - 1 else [])
         result.append(Stage(tuple(blocks)))
         position += count

@@ -1,8 +1,16 @@
 """Graphs with measured times take what was measured, however it is divided among operators."""
 
+from dataclasses import replace
+
 import pytest
 
-from meshwise.scenarios.module_plans.graphs import build_block_graph, count_layers, keep_more, measure_operators
+from meshwise.scenarios.module_plans.graphs import (
+    build_block_graph,
+    count_layers,
+    keep_more,
+    mark_blocks,
+    measure_operators,
+)
 from meshwise.scenarios.module_plans.prediction import at_pace
 from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.compute import Pass, operator_time
@@ -42,6 +50,16 @@ def test_operators_together_take_the_measured_passes(kind: str) -> None:
 def test_blocks_are_layers_with_their_parameters() -> None:
     graph = build_block_graph(build_figures(), "fp32", "m")
     assert count_layers(graph) == 2 and graph.num_parameters == 2 * BLOCK_ELEMENTS
+
+
+def test_layers_are_the_blocks_of_the_module_alone() -> None:
+    # a stem of two products, twice two equal layers with a projection between, and a layer of its own
+    names = {"stem_0": 1, "stem_1": 1, "net_layers": 2, "project": 1, "net_layers_2": 2, "net_layers_4": 1, "head": 1}
+    (block, *_) = build_block_graph(build_figures(), "fp32", "m").blocks
+    blocks = (replace(block, name=name, repeat=repeat, layer=True) for name, repeat in names.items())
+    graph = mark_blocks(OperatorGraph("m", tuple(blocks), 1), [f"net.layers.{place}" for place in range(5)])
+    assert [block.name for block in graph.blocks if block.layer] == ["net_layers", "net_layers_2", "net_layers_4"]
+    assert count_layers(graph) == 5
 
 
 def test_more_is_kept_through_both_passes() -> None:

@@ -44,6 +44,21 @@ def test_layers_without_products_are_divided_too(ends_in_a_product: bool, expect
     assert [sum("layers" in name for name in stage.blocks) for stage in stages] == expected
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(1, 4))
+def test_blocks_between_layers_are_in_the_stage_of_the_layer_before_them(are_layers: list[bool], stages: int) -> None:
+    are_layers = [*are_layers, *[True] * stages]
+    blocks = []
+    for number, layer in enumerate(are_layers):
+        builder = BlockBuilder("fp32", {"hidden": 8})
+        x, y = (builder.add_tensor(name, "batch hidden") for name in ("x", "y"))
+        builder.add_elementwise("add", "batch hidden", (x,), (y,))
+        blocks.append(builder.build_block(f"block{number}", (x,), (y,), layer=layer))
+    parts = partition_layers(OperatorGraph("adds", tuple(blocks), 1), stages, "balanced")
+    names = [[int(name.removeprefix("block")) for name in part.blocks] for part in parts]
+    assert [name for part in names for name in part] == list(range(len(blocks)))
+    assert all(are_layers[part[0]] for part in names[1:])  # a stage begins at a layer, the first one at the input
+
+
 def counts_of(graph: OperatorGraph, stages: int) -> list[int]:
     return [sum("layers" in block for block in stage.blocks) for stage in partition_layers(graph, stages, "balanced")]
 
