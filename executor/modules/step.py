@@ -488,7 +488,11 @@ class TrainingStep(Beginning):
             for gradient in gradients:
                 gradient.mul_(factor)
         if self.max_norm is not None:
-            clip_gradients(gradients, self.max_norm)
+            self._clip(gradients, self.max_norm)
+
+    def _clip(self, gradients: Sequence[Tensor], max_norm: float) -> None:
+        """Clip the norm of all gradients together."""
+        clip_gradients(gradients, max_norm)
 
 
 def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> None:
