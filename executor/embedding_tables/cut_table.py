@@ -50,7 +50,12 @@ class CutTable:
     """
 
     def __init__(
-        self, name: str, parameter: nn.Parameter, parts: Sequence[Part], rank: int, module: nn.Embedding | nn.EmbeddingBag
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        parts: Sequence[Part],
+        rank: int,
+        module: nn.Embedding | nn.EmbeddingBag,
     ) -> None:
         self.name, self.parameter, self.parts, self.part = name, parameter, tuple(parts), parts[rank]
         self.num_rows, self.width = module.num_embeddings, module.embedding_dim

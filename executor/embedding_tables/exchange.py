@@ -50,7 +50,9 @@ END = -1
 """What ranks meet for at the end of a forward, by the side of the numbers of tables."""
 
 
-def meet(exchange: Exchange, place: int, counts: Sequence[int], names: Sequence[str], device: torch.device) -> list[int]:
+def meet(
+    exchange: Exchange, place: int, counts: Sequence[int], names: Sequence[str], device: torch.device
+) -> list[int]:
     """Return how many rows each rank asks this one for, which asks for ``counts``.
 
     Parameters

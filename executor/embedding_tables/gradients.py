@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwise.executor.recording.tensors import list_values
+
 CLIP_EPSILON = 1e-6
 """torch's, added to a norm that gradients are divided by."""
 
@@ -19,8 +21,7 @@ def sum_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        total += values.double().square().sum()
+        total += list_values(gradient).double().square().sum()
     return total
 
 

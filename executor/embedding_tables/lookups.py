@@ -96,7 +96,9 @@ class TableLookups:
             return
         are_used = self.exchange.find_any([lookup.values.grad is not None for _, lookup in pending])
         for place, table in enumerate(self.tables):
-            used = [item for (other, item), is_used in zip(pending, are_used, strict=True) if is_used and other == place]
+            used = [
+                item for (other, item), is_used in zip(pending, are_used, strict=True) if is_used and other == place
+            ]
             if used:
                 table.send_gradients(self.exchange, used)
 
@@ -126,7 +128,9 @@ def _find_padding(numbers: Tensor, padding: int | None) -> int | None:
 
 def _tell_direct(name: str) -> str:
     rule = "a table of which ranks have parts is read by its indices alone"
-    return f"tables: {rule}, met its whole weight in use, {name}.{WEIGHT}; nearest: tables=replicated, or {name}(indices)"
+    return (
+        f"tables: {rule}, met its whole weight in use, {name}.{WEIGHT}; nearest: tables=replicated, or {name}(indices)"
+    )
 
 
 class CutEmbedding(nn.Embedding):
@@ -157,9 +161,7 @@ class CutEmbeddingBag(nn.EmbeddingBag):
         """This rank's part."""
         return self.lookups.read_weight(self.place)
 
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Return the pooled rows of every bag."""
         values, places, padding = self.lookups.look_up(self.place, input)
         return F.embedding_bag(

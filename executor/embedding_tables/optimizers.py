@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from meshwise.executor.cut_modules.elementwise import ELEMENTWISE
 from meshwise.executor.embedding_tables.cut_table import CutTable
@@ -12,15 +12,18 @@ SPARSE = "SparseAdam"
 
 
 def require_own_rows(optimizer: Optimizer, tables: Iterable[CutTable]) -> None:
-    """Raise `TableError` for an optimizer of torch that looks at a parameter as a whole, if it steps a table.
+    """Raise `TableError` for an optimizer of torch that steps a table, and looks at it as a whole or keeps sparse states.
 
     Those that are not torch's are taken to step rows by themselves, as row-wise ones do.
     """
     kind = type(optimizer)
-    own_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not kind.__module__.startswith("torch.optim") or kind.__name__ in (*ELEMENTWISE, SPARSE):
-        return
+    is_whole = kind.__module__.startswith("torch.optim") and kind.__name__ not in (*ELEMENTWISE, SPARSE)
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    rule = f"tables: an optimizer of a cut table steps each row by itself, as {SPARSE} and Adagrad do"
     for table in tables:
-        if id(table.parameter) in own_ids:
-            rule = f"tables: an optimizer of a cut table steps each row by itself, as {SPARSE} and Adagrad do"
+        group = groups.get(id(table.parameter))
+        if group is not None and is_whole:
             raise TableError(f"{rule}, met {kind.__name__} of {table.name}; nearest: AdamW")
+        if group is not None and kind is SGD and group["momentum"] and table.has_sparse_gradient:
+            met = f"met SGD with momentum of {table.name}, whose gradient is sparse"
+            raise TableError(f"{rule}, {met}; nearest: momentum=0")

@@ -62,9 +62,7 @@ class TableStep(TrainingStep):
         ignore_in_data_parallel(self.module, self.part_names)
         others = [item for name, item in self.module.named_parameters() if name not in self.part_names]
         if any(parameter.requires_grad for parameter in others):
-            self.module = shard_module(
-                self.module, self.layout, self.device, self.precision, (), has_unused=has_unused
-            )
+            self.module = shard_module(self.module, self.layout, self.device, self.precision, (), has_unused=has_unused)
         else:
             recompute_blocks(self.module, self.layout.find_recompute(0))
         optimizer, scheduler = self._build_optimizer()
