@@ -89,7 +89,7 @@ class CutTable:
         sizes = [count * part.width for part, count in zip(self.parts, counts, strict=True)]
         received = exchange.swap(own_rows.flatten(), [count * self.part.width for count in asked], sizes)
         values = own_rows.new_empty((len(numbers), self.width))
-        for part, span, piece in zip(self.parts, spans, received.split(sizes), strict=True):
+        for part, span, piece in zip(self.parts, spans, torch.split(received, sizes), strict=True):
             part.select(values, span).copy_(piece.view(-1, part.width) if part.width else piece[:, None])
         return Lookup(values, spans, rows, tuple(asked))
 
@@ -102,7 +102,7 @@ class CutTable:
         ranks = range(exchange.num_ranks)
         counts = [sum(lookup.asked[rank] for lookup in lookups) * self.part.width for rank in ranks]
         received = exchange.swap(torch.cat(pieces), [len(piece) for piece in pieces], counts)
-        by_rank = [lookup.rows.split(list(lookup.asked)) for lookup in lookups]
+        by_rank = [torch.split(lookup.rows, list(lookup.asked)) for lookup in lookups]
         rows = torch.cat([of_lookup[rank] for rank in ranks for of_lookup in by_rank])
         self._give_gradient(rows, received.view(len(rows), self.part.width) / exchange.num_ranks)
 
@@ -113,7 +113,8 @@ class CutTable:
             rows, gradients = rows[is_counted], gradients[is_counted]
         parameter = self.parameter
         if self.has_sparse_gradient:
-            parameter.grad = torch.sparse_coo_tensor(rows[None], gradients, parameter.shape).coalesce()
+            sparse = torch.sparse_coo_tensor(rows[None], gradients, parameter.shape, check_invariants=False)
+            parameter.grad = sparse.coalesce()
         else:
             parameter.grad = torch.zeros_like(parameter).index_add_(0, rows, gradients)
 

@@ -20,7 +20,7 @@ class Exchange(Protocol):
     num_ranks: int
 
     def swap(self, vector: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Return what all ranks send this one, by rank: of a vector every rank gets so many elements, and sends some."""
+        """Return what this rank gets, by rank; all ranks send each other so many elements of vectors."""
 
     def find_any(self, flags: Sequence[bool]) -> list[bool]:
         """Return which of some flags are set on any rank."""

@@ -20,6 +20,10 @@ from meshwise.executor.embedding_tables.exchange import END, Exchange, meet
 from meshwise.executor.embedding_tables.tables import WEIGHT, TableError
 
 
+class WholeTableError(RuntimeError):
+    """A line of the user's that reads a whole table, of which a rank has a part."""
+
+
 class SmallTable(NamedTuple):
     """Rows that a rank has looked up, in the order of their numbers.
 
@@ -47,7 +51,7 @@ class TableLookups:
         self._names = [table.name for table in tables]
         self._pending: list[tuple[int, Lookup]] = []
 
-    @torch.compiler.disable  # messages, whose sizes depend on data
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # messages, whose sizes depend on data
     def look_up(self, place: int, indices: Tensor) -> SmallTable:
         """Return the rows of some indices of a table, which all ranks look up together, each its own ones.
 
@@ -69,7 +73,7 @@ class TableLookups:
             self._pending.append((place, lookup))
         return SmallTable(lookup.values, places.view(indices.shape), _find_padding(numbers, table.padding))
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end_forward(self, *_: Any) -> None:
         """Have all ranks meet at the end of a forward; `LossError` where another one still looks up."""
         meet(self.exchange, END, [0] * self.exchange.num_ranks, self._names, self.device)
@@ -112,9 +116,9 @@ class TableLookups:
             self.is_guarded = former
 
     def read_weight(self, place: int) -> nn.Parameter:
-        """Return this rank's part of a table, for optimizers; `TableError` where a module reads it."""
+        """Return this rank's part of a table, for optimizers; `WholeTableError` where a module reads it."""
         if self.is_guarded:
-            raise TableError(_tell_direct(self.tables[place].name))
+            raise WholeTableError(_tell_direct(self.tables[place].name))
         return self.tables[place].parameter
 
 
@@ -180,6 +184,6 @@ CLASSES = {nn.Embedding: CutEmbedding, nn.EmbeddingBag: CutEmbeddingBag}
 
 def connect(module: nn.Module, lookups: TableLookups, place: int) -> None:
     """Have a table of a module be one that is looked up on all ranks."""
-    own_class: Any = CLASSES[type(module)]  # type: ignore[index]
+    own_class: Any = CLASSES[type(module)]
     module.__class__ = own_class
     vars(module).update(lookups=lookups, place=place)

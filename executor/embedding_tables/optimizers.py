@@ -12,7 +12,7 @@ SPARSE = "SparseAdam"
 
 
 def require_own_rows(optimizer: Optimizer, tables: Iterable[CutTable]) -> None:
-    """Raise `TableError` for an optimizer of torch that steps a table, and looks at it as a whole or keeps sparse states.
+    """Raise `TableError` where an optimizer of torch looks at a table as a whole, or keeps sparse states of it.
 
     Those that are not torch's are taken to step rows by themselves, as row-wise ones do.
     """

@@ -1,7 +1,7 @@
 """Which tables of a user's module are cut over ranks, and which part of each a rank has.
 
-A table is an ``nn.Embedding`` or ``nn.EmbeddingBag`` whose weight belongs to no other module. Small ones stay whole: their
-gradients cost less to sum than their rows to look up on other ranks.
+A table is an ``nn.Embedding`` or ``nn.EmbeddingBag`` whose weight belongs to no other module. Small ones stay whole:
+their gradients cost less to sum than their rows to look up on other ranks.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ def list_tables(module: nn.Module) -> list[Table]:
         names.setdefault(part, []).append(f"{name}.{WEIGHT}".lstrip("."))
     owners = Counter(id(parameter) for part in names for parameter in part.parameters(recurse=False))
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    found = [Table(tuple(names[part]), part) for part in names if type(part) in kinds]
+    found = [Table(tuple(own), part) for part, own in names.items() if isinstance(part, kinds) and type(part) in kinds]
     large = [table for table in found if table.module.sparse or table.num_elements >= FEWEST_ELEMENTS]
     tables = [table for table in large if owners[id(table.module.weight)] == 1]
     if not tables:

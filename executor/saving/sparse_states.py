@@ -20,7 +20,7 @@ def fill_sparse_states(optimizer: Optimizer) -> None:
         )
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    optimizer.step()
+    optimizer.step()  # type: ignore[no-untyped-call]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for parameter in parameters:

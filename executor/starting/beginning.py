@@ -19,8 +19,8 @@ NEEDS_VALUES = "its forward on the first batch needs values to know what it runs
 class Beginning:
     """What steps have in common that keep parts of a module.
 
-    ``whole_reason`` says why this rank has had the whole in memory; empty where it had not. ``part_names`` are the names
-    of parameters of which every rank has another part, and ``table_words`` says which tables are cut.
+    ``whole_reason`` says why this rank has had the whole in memory; empty where it had not. ``part_names`` are the
+    names of parameters of which every rank has another part, and ``table_words`` says which tables are cut.
     """
 
     module: nn.Module
