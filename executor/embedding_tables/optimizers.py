@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from torch.optim import SGD, Optimizer
 
-from meshwise.executor.cut_modules.elementwise import ELEMENTWISE
 from meshwise.executor.embedding_tables.cut_table import CutTable
 from meshwise.executor.embedding_tables.tables import TableError
+from meshwise.executor.modules.optimizers import ELEMENTWISE
 
 SPARSE = "SparseAdam"
 
