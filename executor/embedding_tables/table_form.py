@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwise.executor.embedding_tables.cut_table import CutTable
+from meshwise.executor.embedding_tables.tables import TableError
 from meshwise.executor.saving.shared_states import Box, SharedState
 
 
@@ -23,13 +24,28 @@ class TableForm:
         self.tables = dict(tables)
 
     def share(self, name: str, state: Tensor) -> Tensor:
-        """Return a state as this rank's box of the whole, in the same memory."""
+        """Return a state as this rank's box of the whole, in the same memory: of all elements, or one a row.
+
+        Raises
+        ------
+        TableError
+            Where it is none of these.
+        """
         table = self.tables.get(name)
-        if table is None or state.shape != table.parameter.shape:
+        if table is None or not state.dim():
             return state
-        part = table.part
-        boxes = [Box(part.offsets, (0, 0), part.sizes)] if state.numel() else []
-        return SharedState(state, (table.num_rows, table.width), boxes)
+        part, others = table.part, tuple(state.shape[1:])
+        offsets: tuple[int, ...]
+        whole: tuple[int, ...]
+        if state.shape == table.parameter.shape:
+            offsets, whole = part.offsets, (table.num_rows, table.width)
+        elif len(state) == len(table.parameter) and part.width == table.width:
+            offsets, whole = (part.first_row, *(0 for _ in others)), (table.num_rows, *others)
+        else:
+            rule = "tables: an optimizer keeps states of elements or of whole rows of a cut table"
+            raise TableError(f"{rule}, met shape {list(state.shape)} for {table.name}; nearest: tables=rows")
+        boxes = [Box(offsets, (0,) * state.dim(), tuple(state.shape))] if state.numel() else []
+        return SharedState(state, whole, boxes)
 
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a weight on the first rank; other ranks, and other states, keep what they are."""

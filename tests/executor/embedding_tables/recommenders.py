@@ -60,6 +60,25 @@ def draw_sample(number: int) -> tuple[Tensor, ...]:
     return torch.randn(5, generator=generator), slots, length, day, torch.rand((), generator=generator).round()
 
 
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """Keeps one sum of squares a row, as the fused optimizers of FBGEMM do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+                state = self.state[parameter]
+                total = state.setdefault("sum", rows.new_zeros(len(rows)))
+                total += rows.square().mean(1)
+                parameter -= group["lr"] * (rows / (total.sqrt() + 1e-10)[:, None]).view_as(parameter)
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "ranker": lambda: Ranker(sparse=False),
     "sparse ranker": lambda: Ranker(sparse=True),
@@ -72,6 +91,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adagrad": lambda module: torch.optim.Adagrad(module.parameters(), lr=0.05),
     "adamw": lambda module: torch.optim.AdamW(module.parameters(), lr=0.01),
     "sparse adam": lambda module: torch.optim.SparseAdam(list(module.parameters()), lr=0.01),
+    "rowwise": lambda module: RowwiseAdagrad(module.parameters(), lr=0.05),
     "adafactor": lambda module: torch.optim.Adafactor(module.parameters()),
 }
 

@@ -20,6 +20,7 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"kind": "sparse ranker", "optimizer": "sgd", "plans": ["data=2,tables=rows"], "max_norm": 0.01},
     {"kind": "sparse ranker", "optimizer": "adagrad", "plans": ["data=2,tables=rows", "data=2,tables=table"]},
     {"kind": "sparse factors", "optimizer": "sparse adam", "plans": ["data=2", "data=2,tables=rows"]},
+    {"kind": "ranker", "optimizer": "rowwise", "plans": ["data=2,tables=rows", "data=2", "data=2,tables=table"]},
     {"kind": "factors", "optimizer": "adamw", "plans": ["data=2,tables=rows,num_microbatches=2"]},
 ]
 THREE_RANKS: list[dict[str, Any]] = [
