@@ -41,5 +41,5 @@ def test_a_rank_without_rows_has_no_box_and_numbers_stay() -> None:
 
 @pytest.mark.parametrize(("part", "shape"), [(Part(0, 5, 2, 4), (5,)), (Part(2, 5, 0, 4), (4,))])
 def test_states_that_are_no_part_of_one_whole_are_refused(part: Part, shape: tuple[int, ...]) -> None:
-    with pytest.raises(TableError, match=rf"met shape \[{shape[0]}\] for a.weight; nearest: tables=rows"):
+    with pytest.raises(TableError, match=rf"met shape \[{shape[0]}\] for a; nearest: tables=rows"):
         make_form(part).share("a.weight", torch.zeros(shape))
