@@ -3,9 +3,7 @@
 from torch.optim import Optimizer
 
 from meshwise.executor.cut_modules.captures import CutError
-
-ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
-"""Optimizers of torch that step each element of a parameter by itself."""
+from meshwise.executor.modules.optimizers import ELEMENTWISE
 
 
 def require_elementwise(optimizer: Optimizer) -> None:

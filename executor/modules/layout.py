@@ -21,6 +21,7 @@ from meshwise.strategies.plan.recomputation import (
     write_words,
 )
 from meshwise.strategies.schedules.schedule import Schedule, build_schedule, find_rule
+from meshwise.strategies.tables.embeddings import TableCut
 
 MOST_DIGITS = 6
 """Digits of a number in words, at most."""
@@ -36,6 +37,9 @@ CUTS = {"expert": TENSOR_DEPTH, "context": TENSOR_ROWS, "tensor": TENSOR}
 
 CutAxes = tuple[tuple[str, int], ...]
 """Axes of a mesh over which operators are cut, and their sizes."""
+
+TABLES = (TableCut.REPLICATED, TableCut.ROWS, TableCut.TABLE, TableCut.COLUMNS)
+"""How data ranks may have the embedding tables of a module."""
 
 RECOMPUTES = (Recompute.NONE, Recompute.FULL)
 """What may be computed again of all blocks of a module, without knowing what products and attention are in them."""
@@ -78,6 +82,8 @@ class ModuleLayout:
         How the operators are cut; ``None`` where that is still to be chosen, or nothing is cut.
     offload
         What is kept in host memory, whole: optimizer states, or what blocks keep for backward.
+    tables
+        How data ranks have embedding tables: all of them whole, or each of them cut, or on one rank.
     """
 
     data: int = 1
@@ -95,6 +101,7 @@ class ModuleLayout:
     expert: int = 1
     plan: Plan | None = None
     offload: Offloading = NO_OFFLOADING
+    tables: TableCut = TableCut.REPLICATED
 
     def __post_init__(self) -> None:
         for name in ("data", "num_microbatches", "pipeline", "chunks", *CUTS):
@@ -106,6 +113,7 @@ class ModuleLayout:
             raise ValueError(f"zero_shards divides data({self.data}), met {self.zero_shards}; nearest: {self.data}")
         self._require_recompute()
         self._require_offload()
+        self._require_tables()
         if self.pipeline > 1:
             self._require_stages()
 
@@ -136,6 +144,19 @@ class ModuleLayout:
             rule = "offload: activations on the host move with whole passes"
             raise ValueError(f"{rule}, met {self.schedule}; nearest: 1f1b")
 
+    def _require_tables(self) -> None:
+        """Raise where tables are cut in a way, or beside something, that no step runs."""
+        if self.tables not in TABLES:
+            raise ValueError(f"tables are {', '.join(TABLES)}, met {self.tables}; nearest: {TableCut.ROWS}")
+        if self.tables is TableCut.REPLICATED:
+            return
+        words = (*CUTS, "pipeline")
+        others = [f"{word}={getattr(self, word)}" for word in words if getattr(self, word) > 1]
+        others += [f"zero={self.zero}"] * (self.zero > 0) + [f"offload={self.offload}"] * bool(self.offload)
+        if others:
+            rule = f"tables({self.tables}) are cut over ranks that have all else whole"
+            raise ValueError(f"{rule}, met {', '.join(others)}; nearest: data={self.num_ranks}")
+
     def _require_stages(self) -> None:
         """Raise where the schedule does not exist for these numbers, or cuts are not one fewer than stages."""
         rule = find_rule(self.schedule)
@@ -150,6 +171,11 @@ class ModuleLayout:
         if self.cuts and len(self.cuts) != actions.num_stages - 1:
             met = f"met {len(self.cuts)} for {actions.num_stages} stages"
             raise ValueError(f"cuts are one fewer than stages, {met}; nearest: {actions.num_stages - 1}")
+
+    @property
+    def cuts_tables(self) -> bool:
+        """Whether ranks have parts of embedding tables."""
+        return self.tables is not TableCut.REPLICATED and self.data > 1
 
     @property
     def is_staged(self) -> bool:
@@ -261,6 +287,8 @@ class ModuleLayout:
             parts.append(self._describe_recompute())
         if self.offload:
             parts.append(f"{self.offload} on the host")
+        if self.cuts_tables:
+            parts.append("tables each on one rank" if self.tables is TableCut.TABLE else f"tables by {self.tables}")
         return ", ".join(parts)
 
     def _describe_recompute(self) -> str:
@@ -291,13 +319,14 @@ class ModuleLayout:
             "cuts": tuple(document.get("cuts", ())),
             "plan": plan,
             "offload": offloading(document.get("offload", ())),
+            "tables": TableCut(document.get("tables", TableCut.REPLICATED)),
         }
         return cls(**document | values)
 
 
 WORDS = (
     "data", "tensor", "context", "expert", "zero", "zero_shards", "num_microbatches", "recompute", "offload",
-    "pipeline", "schedule", "chunks", "cuts",
+    "pipeline", "schedule", "chunks", "cuts", "tables",
 )  # fmt: skip
 """What `parse_layout` reads."""
 
@@ -329,6 +358,8 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
             values[name] = _parse_offload(value)
         elif name == "schedule":
             values[name] = value
+        elif name == "tables":
+            values[name] = _parse_tables(value)
         elif name == "cuts":
             values[name] = tuple(filter(None, value.split("+")))
         elif not (value.isascii() and value.isdecimal()) or len(value) > MOST_DIGITS:
@@ -344,6 +375,14 @@ def parse_layout(text: str, default: ModuleLayout) -> ModuleLayout:
 def find_whole(offload: Offloading) -> Offloading:
     """Return what of an offloading a module can have on the host."""
     return offloading([name for name in OFFLOADS if getattr(offload, name) == WHOLE_FRACTION])
+
+
+def _parse_tables(text: str) -> TableCut:
+    """Return how a word says that ranks have tables."""
+    if text not in TABLES:
+        nearest = next(iter(get_close_matches(text, TABLES, n=1)), TableCut.ROWS)
+        raise ValueError(f"plan: tables are {', '.join(TABLES[:-1])} or {TABLES[-1]}, met {text!r}; nearest: {nearest}")
+    return TableCut(text)
 
 
 def _parse_offload(text: str) -> Offloading:

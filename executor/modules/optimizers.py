@@ -14,6 +14,8 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """Returns a schedule of the learning rate, which is stepped once a step."""
 
 WEIGHT_DECAY = 0.01
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
+"""Optimizers of torch that step each element of a parameter by itself."""
 
 
 class OptimizerError(UserError):

@@ -37,6 +37,7 @@ from meshwise.executor.saving.groups import list_groups, nest_states
 from meshwise.executor.saving.names import STATE, find_scheduler, match_names
 from meshwise.executor.saving.safe_reading import list_shapes, load_keys
 from meshwise.executor.saving.shared_states import SharedState
+from meshwise.executor.saving.sparse_states import fill_sparse_states
 from meshwise.executor.saving.writing import METADATA, write_folder
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -221,6 +222,7 @@ def load_states(
     is_own = (checkpoint / _FACTS).exists()
     if is_own:
         _require_whole(checkpoint)
+    fill_sparse_states(optimizer)
     model_states, optimizer_states = get_state_dict(module, optimizer, options=_OPTIONS)
     own_states: dict[str, Any] = {"module": model_states, "optimizer": optimizer_states}
     states = {key: _share(form, part) for key, part in own_states.items()}

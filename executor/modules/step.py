@@ -72,7 +72,7 @@ from meshwise.executor.modules.unused import UnusedParameters
 from meshwise.executor.parallel.module_offload import BlockOffload, HostStates
 from meshwise.executor.recording.accelerator import find_accelerator
 from meshwise.executor.recording.private_torch import compile_in_place
-from meshwise.executor.recording.tensors import to_whole
+from meshwise.executor.recording.tensors import list_values, to_whole
 from meshwise.executor.saving.background import BackgroundWriter
 from meshwise.executor.starting.beginning import Beginning
 from meshwise.executor.starting.construction import Start, WholeModule
@@ -488,14 +488,20 @@ class TrainingStep(Beginning):
             for gradient in gradients:
                 gradient.mul_(factor)
         if self.max_norm is not None:
-            clip_gradients(gradients, self.max_norm)
+            self._clip(gradients, self.max_norm)
+
+    def _clip(self, gradients: Sequence[Tensor], max_norm: float) -> None:
+        """Clip the norm of all gradients together."""
+        clip_gradients(gradients, max_norm)
 
 
 def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> None:
     """Clip the norm of all gradients together; some may be shards, and others whole on every rank."""
     shards = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    norms = [to_whole(nn.utils.get_total_norm(part)) for part in (shards, whole) if part]
+    norms = [
+        to_whole(nn.utils.get_total_norm([list_values(item) for item in part])) for part in (shards, whole) if part
+    ]
     if norms:
         norm = float(torch.linalg.vector_norm(torch.stack([part.to(norms[0].device) for part in norms])))
         for gradient in gradients:

@@ -13,7 +13,7 @@ References
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -33,6 +33,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import REDUCE_GRAD, _Action, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from meshwise.executor.recording.trace import Allocation, TraceEvent
 from meshwise.strategies.schedules.schedule import ActionKind, Schedule
@@ -81,6 +82,11 @@ def compile_in_place(module: nn.Module) -> nn.Module:
     own_module: Any = module._orig_mod
     own_module._compiled_call_impl = module.dynamo_ctx(own_module._call_impl)
     return compile_in_place(own_module)
+
+
+def ignore_in_data_parallel(module: nn.Module, names: Iterable[str]) -> None:
+    """Have ``DistributedDataParallel`` leave parameters of a module alone, by their names."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))  # type: ignore[no-untyped-call]
 
 
 def is_compiled(module: nn.Module) -> bool:

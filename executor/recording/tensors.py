@@ -19,6 +19,15 @@ def to_whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def list_values(tensor: Tensor) -> Tensor:
+    """Return the elements of ``tensor`` that are not known to be zeros: all of them, unless it is sparse.
+
+    >>> list_values(torch.sparse_coo_tensor(torch.tensor([[2, 2]]), torch.tensor([3.0, 1.0]), (4,)))
+    tensor([4.])
+    """
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
 class Cut(NamedTuple):
     """How a DTensor is cut, of which a rank has one part."""
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from meshwise.executor.embedding_tables.step import TableStep
 from meshwise.executor.modules.layout import ModuleLayout, parse_layout
 from meshwise.executor.modules.losses import LossFunction
 from meshwise.executor.modules.optimizers import OptimizerFactory, SchedulerFactory, make_adamw
@@ -33,6 +34,8 @@ from meshwise.strategies.plan.plan import Plan
 
 def make_step(module: nn.Module | Start, layout: ModuleLayout, **options: Any) -> TrainingStep:
     """Return the step of training of a module under a layout; options are those of `TrainingStep`."""
+    if layout.cuts_tables:
+        return TableStep(module, layout, **options)
     return (PipelinedStep if layout.pipeline > 1 else TrainingStep)(module, layout, **options)
 
 

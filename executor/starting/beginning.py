@@ -19,12 +19,15 @@ NEEDS_VALUES = "its forward on the first batch needs values to know what it runs
 class Beginning:
     """What steps have in common that keep parts of a module.
 
-    ``whole_reason`` says why this rank has had the whole in memory; empty where it had not.
+    ``whole_reason`` says why this rank has had the whole in memory; empty where it had not. ``part_names`` are the
+    names of parameters of which every rank has another part, and ``table_words`` says which tables are cut.
     """
 
     module: nn.Module
     device: torch.device
     whole_reason: str = ""
+    part_names: frozenset[str] = frozenset()
+    table_words: str = ""
     _values: FirstValues | None = None
     """First values of parameters that are not yet there; ``None`` once they are."""
 

@@ -17,6 +17,7 @@ from meshwise.executor.modules.optimizers import make_adamw
 from meshwise.executor.modules.quiet import KeepDouble, drop_nothing, list_dropouts, turn_to_double
 from meshwise.executor.modules.sharding import DTYPES
 from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.recording.tensors import list_values
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
 from meshwise.executor.user_training.user_file import UserFile, UserFileError, find_own_line
@@ -179,9 +180,9 @@ def _train_plainly(
         value.backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.grad.numel():
-                largest[name] = torch.maximum(largest[name], parameter.grad.abs())
+                largest[name] = torch.maximum(largest[name], parameter.grad.to_dense().abs())
         if job.max_norm is not None:
-            nn.utils.clip_grad_norm_(module.parameters(), job.max_norm)
+            _clip(module, job.max_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -191,6 +192,17 @@ def _train_plainly(
         if keeps_steps or number + 1 == job.steps:
             steps.append(PlainStep(losses[-1], learning_rate, _copy_weights(module), _copy_states(module, optimizer)))
     return PlainRun(losses, first_weights, steps, *_find_noise(largest))
+
+
+def _clip(module: nn.Module, max_norm: float) -> None:
+    """Clip the norm of all gradients as torch does; torch itself refuses sparse ones."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    if not any(gradient.is_sparse for gradient in gradients):
+        nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+        return
+    norm = nn.utils.get_total_norm([list_values(gradient) for gradient in gradients])
+    for gradient in gradients:
+        gradient.mul_(min(max_norm / (float(norm) + 1e-6), 1.0))
 
 
 def _find_noise(largest: Mapping[str, Tensor]) -> tuple[frozenset[str], dict[str, Tensor]]:

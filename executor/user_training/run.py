@@ -53,6 +53,8 @@ class TrainRun:
         Most bytes that a rank's process held in main memory.
     whole_reason
         Why ranks that keep parts of the module had the whole in memory at first; empty where they had not.
+    tables
+        Which embedding tables ranks have parts of, in words; empty where they have all whole.
     """
 
     job: TrainJob
@@ -66,6 +68,7 @@ class TrainRun:
     weights: Path
     difference: "Difference | None" = None
     whole_reason: str = ""
+    tables: str = ""
 
     __repr__ = brief_repr("losses", "step_time")
 
@@ -283,6 +286,7 @@ def _collect(
         folder / WEIGHTS,
         difference,
         facts[0].get("whole", ""),
+        facts[0].get("tables", ""),
     )
 
 

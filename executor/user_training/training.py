@@ -144,9 +144,11 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
     usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
-    facts |= {"whole": step.whole_reason}
-    copies = {"copies": digest_copies(unwrap(step.module), step.states_by_parameter)} if job.is_trial else {}
-    facts_file(folder, rank).write_text(json.dumps(facts | usage | copies))
+    facts |= {"whole": step.whole_reason, "tables": step.table_words}
+    if job.is_trial:
+        digests = digest_copies(unwrap(step.module), step.states_by_parameter)
+        facts["copies"] = {name: digest for name, digest in digests.items() if name not in step.part_names}
+    facts_file(folder, rank).write_text(json.dumps(facts | usage))
 
 
 def _is_due(every: int, step: int, *, is_last: bool) -> bool:

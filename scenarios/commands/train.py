@@ -71,8 +71,8 @@ def train(
         typer.Option(
             metavar="PLAN",
             help="A plan file, words such as data=4,zero=3,num_microbatches=2,recompute=full, recompute=selective:2, "
-            "offload=activations, pipeline=2, tensor=2, context=2 or expert=2, "
-            "or search, the default: what the simulator predicts to be fastest here.",
+            "offload=activations, pipeline=2, tensor=2, context=2, expert=2 "
+            "or tables=rows, or search, the default: what the simulator predicts to be fastest here.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training in all.")] = STEPS,

@@ -104,6 +104,7 @@ def to_json(run: "TrainRun", planned: "PlannedRun") -> dict[str, Any]:
         "tokens_per_second": None if run.tokens is None else run.tokens / run.step_time,
         "parameters": run.parameters,
         "blocks": run.blocks,
+        "tables": run.tables or None,
         "peak_memory": run.peak_memory,
         "predicted_peak_memory": None if prediction is None else prediction.peak_memory,
         "plans": planned.num_plans,
@@ -146,6 +147,7 @@ def _print_run(run: "TrainRun", planned: "PlannedRun") -> None:
         ("plan", run.job.layout.describe()),
         ("module", f"{run.parameters:,} parameters, {run.blocks} blocks"),
         *([("start", f"with the whole module on every rank: {run.whole_reason}")] if run.whole_reason else []),
+        *([("tables", run.tables)] if run.tables else []),
         ("loss", f"{first_loss:.4f} at step {run.first_step}, {last_loss:.4f} at step {last_step - 1}"),
         *(
             ("evaluation", ", ".join(f"{name} {value:.6g}" for name, value in row.evaluation.items()))

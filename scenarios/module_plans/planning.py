@@ -41,6 +41,8 @@ BUSY = 0.3
 TELLING = 0.05
 """Seconds between two looks at what ranks are doing."""
 
+TABLES_LINE = "rows that ranks look up on each other depend on the data, which is not measured: no time and no memory"
+
 Report = Callable[[str], None]
 
 
@@ -81,6 +83,7 @@ def plan_run(
     """
     default, load = layout or job.layout, os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = count_processes(CPU) if job.device == CPU else 0
+    calibrates = calibrates and not default.cuts_tables
     guess = default.num_ranks if layout is not None else processes or count_processes(job.device)
     with RankStarter(job, report) as starter:
         if calibrates and guess <= MOST_EARLY:
@@ -97,6 +100,8 @@ def plan_run(
             raise
         except Exception as error:  # what fails here must not fail the run, which tells of its own faults
             return PlannedRun(default, failure=first_line(error))
+        if default.cuts_tables:
+            return PlannedRun(default, tokens=first.tokens, failure=TABLES_LINE)
         counts = (
             [default.num_ranks] if layout is not None else list_numbers(batch, processes, count_processes(job.device))
         )
