@@ -50,6 +50,7 @@ from meshwise.simulator.catalog import cluster
 from meshwise.simulator.machine.cluster import Cluster
 from meshwise.simulator.models.attention import LatentAttention
 from meshwise.simulator.models.dlrm import Dlrm
+from meshwise.simulator.models.encoders import T5, Bert
 from meshwise.simulator.models.experts import Experts
 from meshwise.simulator.models.model import Model, build
 from meshwise.simulator.models.presets import MODELS
@@ -131,10 +132,13 @@ def read_scenario(document: Document, plan_document: Document | None = None) -> 
         plan_table, plan_path = read_plan_table(plan_document, faults), ()
     # every part is built even where others have faults, so that one attempt reports all of them
     spec = _build_spec(parts.get("model"), document, faults)
-    training = _build_training(parts.get("training"), document, faults)
+    training_table = _with_sequence(parts.get("training"), spec, document, faults)
+    if table is not None and training_table is not None:
+        table = table.model_copy(update={"training": training_table})
+    training = _build_training(training_table, document, faults)
     cluster = _build_cluster(parts.get("cluster"), document, faults)
-    if cluster and training:
-        cluster = _with_launch(cluster, parts["training"])
+    if cluster and training and training_table:
+        cluster = _with_launch(cluster, training_table)
     default_algorithm = "joint" if isinstance(spec, GraphModel) else "auto"
     search = _build_search(parts.get("search"), document, faults, default_algorithm)
     loads = build_loads(parts, spec, document, faults)
@@ -260,6 +264,22 @@ def _build_value(
     with _collect_faults(document, path, faults, fields):
         return kind(**fields)
     return None
+
+
+def _with_sequence(
+    table: TrainingTable | None, spec: Model | None, document: Document, faults: Faults
+) -> TrainingTable | None:
+    """Return a training table with the tokens of a sequence; a model whose samples are of one size has them.
+
+    Returns ``None``, with a fault, where the model takes sequences of any length.
+    """
+    if table is None or table.sequence is not None:
+        return table
+    if isinstance(spec, Transformer | Bert | T5):
+        faults.append(document.fault(("training", "sequence"), "this field is required"))
+    if spec is None or isinstance(spec, Transformer | Bert | T5):
+        return None
+    return table.model_copy(update={"sequence": build(spec, 1, "fp32").sequence})
 
 
 def _build_training(table: TrainingTable | None, document: Document, faults: Faults) -> Training | None:

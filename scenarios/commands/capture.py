@@ -53,7 +53,7 @@ def capture(
             ("sequence", graph.sequence),
         ]
     )
-    print(f"name it in a scenario as `model: {{graph: {out}}}` with `training: {{sequence: {graph.sequence}, ...}}`")
+    print(f"name it in a scenario as `model: {{graph: {out}}}`")
 
 
 def _capture_factory(factory: str) -> "CapturedModule":

@@ -312,7 +312,7 @@ def list_unusual(table: BaseModel, document: Document, path: FieldPath = ()) -> 
     ]
     faults += slips.values()
     if isinstance(table, ScenarioTable):
-        tokens = table.training.global_batch * table.training.sequence
+        tokens = table.training.global_batch * (table.training.sequence or 1)
         if tokens > _MAX_STEP_TOKENS:
             usual_text = f"usual are up to {_MAX_STEP_TOKENS:.3g}"
             message = f"global_batch * sequence is unusual: {tokens:.3g} tokens a step, {usual_text}"

@@ -140,7 +140,11 @@ class TrainingTable(Table):
     """One optimizer step."""
 
     global_batch: Annotated[int, Count(MAX_BATCH)] = Field(description="Sequences a step.")
-    sequence: Annotated[int, Count(MAX_SEQUENCE)] = Field(description="Tokens a sequence.")
+    sequence: Annotated[int, Count(MAX_SEQUENCE)] | None = Field(
+        default=None,
+        description="Tokens a sequence. Default: of a captured graph, images and recommenders those of their samples; "
+        "other models take any, and need it.",
+    )
     precision: Annotated[str, OneOf(lambda: PRECISIONS)] = "bf16"
     optimizer: Annotated[str, OneOf(lambda: OPTIMIZERS)] = "adamw"
     gradient_precision: Annotated[str, OneOf(lambda: GRADIENT_PRECISIONS)] | None = Field(
@@ -221,7 +225,13 @@ LOAD_FIELDS = ("sequence_lengths", "packing", "sequence_order")
 
 
 def build_training(table: TrainingTable) -> Training:
-    """Return the training step of a table, as the framework that it writes runs it; raise ``ValueError`` as it does."""
+    """Return the training step of a table with a sequence, as the framework that it writes runs it.
+
+    Raises
+    ------
+    ValueError
+        As `Training` does.
+    """
     fields = table.model_dump(exclude={"kernels", "loss", "launch", *LOAD_FIELDS})
     training, is_written = Training(**fields), "framework" in table.model_fields_set
     return training.run_by(table.framework, *_list_words(table, is_written=is_written))

@@ -88,3 +88,19 @@ def test_a_plan_that_shares_states_in_groups_is_read_back(tmp_path) -> None:
     assert complete(scenario.problem, recover_layout(scenario.problem, plan)) == plan
     old = {key: value for key, value in scenario.choose_plan().to_json().items() if key != "reshard_after_forward"}
     assert Plan.from_json(old) == scenario.choose_plan()
+
+
+@pytest.mark.parametrize(("model", "sequence"), [("resnet-50", 1), ("vit-b-16", 197), ("gpt3-13b", None)])
+def test_samples_of_one_size_have_their_own_sequence(model: str, sequence: int | None, tmp_path) -> None:
+    # an image of 224 pixels has (224 / 16)^2 = 196 patches, and a token of its class
+    path = tmp_path / "scenario.yaml"
+    text = f"model: {{preset: {model}}}\ncluster: {{preset: dgx-h100, nodes: 1}}\ntraining: {{global_batch: 8}}\n"
+    path.write_text(text)
+    if sequence is None:
+        with pytest.raises(ScenarioError, match=r"scenario.yaml:3:1: training.sequence: this field is required"):
+            load(path)
+    else:
+        path.write_text(text.replace("global_batch: 8", f"global_batch: 8, sequence: {sequence}"))
+        stated = load(path).problem
+        path.write_text(text)
+        assert load(path).problem == stated and stated.training.sequence == sequence
