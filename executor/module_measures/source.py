@@ -1,6 +1,5 @@
 """What is measured: a user's module with its first batch, of his file or as it is in his own loop."""
 
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from meshwise.executor.modules.optimizers import OptimizerFactory, build_optimiz
 from meshwise.executor.modules.quiet import turn_to_double
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.user_training.job import TrainJob
-from meshwise.executor.user_training.training import next_batch, open_batches
+from meshwise.executor.user_training.training import next_batch, open_batches, read_batch
 from meshwise.executor.user_training.user_file import UserFile
 
 READINGS = 4
@@ -53,13 +52,14 @@ class ModuleSource:
 
 
 def read_source(job: TrainJob, user_file: UserFile, device: torch.device, rank: int, num_ranks: int) -> ModuleSource:
-    """Return what a rank measures of a user's file, of which it reads some batches."""
+    """Return what a rank measures of a user's file, of which it reads some batches, or as many as there are."""
     batches = open_batches(job, user_file, rank, num_ranks, 0)
-    times = []
-    for number in range(READINGS):
-        start = time.perf_counter()
-        batch = next_batch(batches, user_file, number)
-        times.append(time.perf_counter() - start)
+    batch, times = next_batch(batches, user_file, 0), list[float]()
+    for number in range(1, READINGS):
+        item = read_batch(batches, user_file, number)
+        if item.error is not None:
+            break
+        times.append(item.seconds)
     batch = to_device(batch, device)
     data, is_own = user_file.open_data(rank, num_ranks)
     has_places = hasattr(getattr(data, "dataset", data), "__getitem__") and not isinstance(data, list | tuple)
@@ -77,7 +77,7 @@ def read_source(job: TrainJob, user_file: UserFile, device: torch.device, rank: 
         job.precision,
         device,
         to_double(batch) if job.precision == "fp64" else batch,
-        median(times[1:]),
+        median(times) if times else 0.0,
         own_samples if has_places or is_own else own_samples * num_ranks,
     )
 

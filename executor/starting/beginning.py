@@ -1,7 +1,7 @@
 """How a step begins: with a module whose parameters are not yet there where ranks keep parts of them, else with all."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ class Beginning:
     whole_reason: str = ""
     part_names: frozenset[str] = frozenset()
     table_words: str = ""
+    prediction: Any = None
+    """What a step was predicted to take; ``None`` where its plan was not searched for."""
     _values: FirstValues | None = None
     """First values of parameters that are not yet there; ``None`` once they are."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -62,11 +62,11 @@ class StopFlag:
         """Whether this rank has been asked."""
         return self._is_set or self._file.exists()
 
-    def ask_all(self, device: torch.device) -> bool:
-        """Return whether any rank was asked to end."""
+    def ask_all(self, device: torch.device, *, fails: bool = False) -> bool:
+        """Return whether any rank was asked to end, or ``fails``."""
         if not dist.is_initialized():
-            return self.is_set
-        flag = torch.tensor(float(self.is_set), device=device)
+            return self.is_set or fails
+        flag = torch.tensor(float(self.is_set or fails), device=device)
         dist.all_reduce(flag)
         return bool(flag)
 
@@ -99,6 +99,11 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
     require_steps(checkpoints, job.steps, first_step)
     heartbeat.beat("data")
     batches = open_batches(job, user_file, job.layout.find_data_part(rank), job.layout.data, first_step)
+    heartbeat.step = first_step
+    heartbeat.beat("batch")
+    item = read_batch(batches, user_file, first_step)
+    if item.error is not None:
+        raise item.error
     is_asked = stop.ask_all(accelerator.device)
     step_memory = StepMemory()
     is_recorded = accelerator.read_memory() is None and job.steps - first_step >= FEWEST_STEPS
@@ -108,23 +113,24 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
             if is_asked:
                 return
             heartbeat.step = number
-            heartbeat.beat("batch")
-            start = time.perf_counter()
-            batch = next_batch(batches, user_file, number)
             heartbeat.beat("step")
+            start, batch = time.perf_counter(), item.batch
             with step_memory.record(step, batch) if number == recorded_step else nullcontext():
                 loss = run_step(step, batch, user_file)
             accelerator.synchronise()
             row: dict[str, Any] = {
                 "step": number,
                 "loss": loss,
-                "seconds": time.perf_counter() - start,
+                "seconds": item.seconds + time.perf_counter() - start,
                 "samples": count_samples(batch),
                 "tokens": count_tokens(batch),
                 "learning_rate": step.learning_rate,
             }
             is_last = number + 1 == job.steps
-            is_asked = stop.ask_all(accelerator.device) and not is_last
+            if not is_last and not stop.is_set:
+                heartbeat.beat("batch")
+                item = read_batch(batches, user_file, number + 1)
+            is_asked = stop.ask_all(accelerator.device, fails=item.error is not None) and not is_last
             if _is_due(job.evaluate_every, number, is_last=is_last) and not is_asked and user_file.evaluation_data:
                 row["evaluation"] = evaluate_step(job, step, user_file, rank, heartbeat)
             metrics.write(json.dumps(row) + "\n")
@@ -133,6 +139,8 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
                 heartbeat.beat("checkpoint")
                 step.save(checkpoints, in_background=not is_asked)
             step.writer.look()
+            if item.error is not None:  # on all ranks there is a checkpoint now
+                raise type(item.error)(f"{item.error}; --resume goes on from step {number + 1}")
     heartbeat.beat("checkpoint")
     if is_distributed(job.weights):
         _make_way(folder / WEIGHTS, rank)
@@ -200,6 +208,24 @@ def open_batches(job: TrainJob, user_file: UserFile, rank: int, num_ranks: int, 
     batch = job.batch or user_file.batch
     options = {"rank": rank, "num_ranks": num_ranks, "seed": job.seed, "first_step": first_step}
     return iterate_batches(data, is_own=is_own, batch=batch, **options)
+
+
+class ReadBatch(NamedTuple):
+    """A batch and the seconds that it took to read; without one the reason."""
+
+    batch: Any
+    seconds: float
+    error: UserError | None
+
+
+def read_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> ReadBatch:
+    """Return the batch of a step, or why there is none."""
+    start = time.perf_counter()
+    try:
+        batch = next_batch(batches, user_file, step)
+    except UserError as error:
+        return ReadBatch(None, time.perf_counter() - start, error)
+    return ReadBatch(batch, time.perf_counter() - start, None)
 
 
 def next_batch(batches: Iterator[Any], user_file: UserFile, step: int) -> Any:

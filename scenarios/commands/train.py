@@ -125,6 +125,9 @@ def train(
     Without a plan one is searched for. On several hosts, which share FILE.py and the folder --out: once with
     --rendezvous, then on every host what that prints, and in the end once with --collect.
     """
+    if rendezvous is None:
+        check_device(device)
+    layout = _read_layout(plan, None if rendezvous else processes, device)
     from meshwise.executor.modules.layout import ModuleLayout
     from meshwise.executor.user_training.job import CHECKPOINTS, TrainJob
     from meshwise.executor.user_training.run import (  # so that help works without torch
@@ -149,9 +152,6 @@ def train(
     if resume and replace:
         raise ValueError("--resume goes on from checkpoints that --replace removes, met both; nearest: --resume")
     _check_states(from_checkpoint, weights, resume=resume)
-    if rendezvous is None:
-        check_device(device)
-    layout = _read_layout(plan, None if rendezvous else processes, device)
     target = make_folder(out)
     # told before anything is measured
     if first_step := find_first_step(target, steps, resume=resume, replace_run=replace):
@@ -287,13 +287,16 @@ def _check_states(source: str | None, weights: str, *, resume: bool) -> None:
 def _read_layout(plan: str | None, processes: int | None, device: str) -> "ModuleLayout | None":
     """Return the layout of a plan file or of words; ``None`` where one is searched for."""
     from meshwise.executor.modules.layout import ModuleLayout, parse_layout
-    from meshwise.scenarios.module_plans.plan_files import read_layout
 
     if plan is None or plan == SEARCH:
         return None
     default = ModuleLayout(processes or (max(count_gpus(), 1) if device == CUDA else 1))
-    is_words = "=" in plan and not Path(plan).exists()
-    layout = parse_layout(plan, default) if is_words else read_layout(Path(plan))
+    if "=" in plan and not Path(plan).exists():
+        layout = parse_layout(plan, default)
+    else:
+        from meshwise.scenarios.module_plans.plan_files import read_layout
+
+        layout = read_layout(Path(plan))
     if processes is not None and layout.num_ranks != processes:
         nearest = layout.num_ranks
         raise ValueError(f"--processes: those of the plan, {nearest}, met {processes}; nearest: {nearest}")

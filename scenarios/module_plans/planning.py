@@ -117,7 +117,8 @@ def plan_run(
             remarks = list_remarks(load, cores, planned.layout.num_ranks) if calibrates else ()
             return replace(planned, assumptions=(*planned.assumptions, *remarks))
         except Exception as error:
-            return PlannedRun(default, tokens=first.tokens, failure=first_line(error))
+            remarks = list_remarks(load, cores, default.num_ranks) if layout is not None else ()
+            return PlannedRun(default, tokens=first.tokens, assumptions=remarks, failure=first_line(error))
 
 
 def list_remarks(load: float, cores: int, num_ranks: int) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from meshwise.executor.modules.layout import ModuleLayout
+from meshwise.executor.recording.rank_files import UserError
+from meshwise.executor.user_training.job import TrainJob
+from meshwise.executor.user_training.run import train
 from meshwise.executor.user_training.stopping import StopRequest
 
 SLOW = """
@@ -65,3 +70,34 @@ def test_a_second_signal_ends_at_once_and_handlers_come_back(tmp_path: Path) -> 
         assert len(list(tmp_path.iterdir())) == 1 and request.number == signal.SIGTERM and len(told) == 1
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is earlier
+
+
+ENDING = """
+import torch
+BATCH = 4
+NUM_BATCHES = 3
+
+def model():
+    return torch.nn.Linear(2, 1)
+
+def data(rank, world):
+    # rank 1 has a batch fewer
+    for number in range(NUM_BATCHES + 1 - rank):
+        yield torch.full((BATCH // world, 2), number / 4)
+
+def loss(outputs, batch):
+    return outputs.square().mean()
+"""
+
+
+def test_data_that_end_leave_a_checkpoint_of_all_ranks(tmp_path: Path) -> None:
+    file, out = tmp_path / "ending.py", tmp_path / "run"
+    file.write_text(ENDING)
+    job = TrainJob(str(file), ModuleLayout(2, zero=1), 6)
+    with pytest.raises(UserError, match=r"ending.py: .* met its end at step 3; --resume goes on from step 3$"):
+        train(job, out)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    file.write_text(ENDING.replace("NUM_BATCHES = 3", "NUM_BATCHES = 6"))
+    run = train(replace(job, resume=True), out)
+    whole = train(job, tmp_path / "whole")
+    assert run.first_step == 3 and run.losses == whole.losses[3:]
