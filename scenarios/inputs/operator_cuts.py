@@ -28,7 +28,7 @@ from meshwise.strategies.operators.cost_graph import CostGraph, Shortfall
 from meshwise.strategies.operators.costs import OperatorCosts, compute_operator_costs
 from meshwise.strategies.operators.frontier import frontier
 from meshwise.strategies.operators.operator_plan import build_operator_plan, operators_by_name
-from meshwise.strategies.plan.mesh import TENSOR, nearest_divisor
+from meshwise.strategies.plan.mesh import TENSOR, divisors
 from meshwise.strategies.plan.parallelism import EXPERTS
 from meshwise.strategies.plan.plan import Plan
 from meshwise.strategies.plan.problem import Problem, Training
@@ -191,11 +191,12 @@ class CutRules:
             degree = self.degrees.get(axis, 1)
             if degree == 1 or any(self._serves(axis, sharding) for sharding in shardings):
                 continue
-            what = _PURPOSES[word]
-            sizes = {size for _, size in self._list_heavy_dims(axis)} if axis != TENSOR else set()
-            size = max(sizes, default=0)
-            met = f"{what}({size}), met {degree}" if size else f"{what}, met none"
-            raise ValueError(f"{word}({degree}) divides {met}; nearest: {nearest_divisor(size, degree) if size else 1}")
+            sizes = {size for _, size in self._list_heavy_dims(axis)}
+            degrees = {number for size in sizes for number in divisors(size)}
+            nearest = min(degrees, key=lambda number: (abs(number - degree), number), default=1)
+            shown = f", {' or '.join(f'{size:,}' for size in sorted(sizes, reverse=True)[:3])}" if sizes else ""
+            met = degree if sizes else "none"
+            raise ValueError(f"{word}({degree}) divides {_PURPOSES[word]}{shown}, met {met}; nearest: {nearest}")
 
     def _allows(self, name: str, block: Block, operator: Operator, sharding: OperatorSharding) -> bool:
         parameter_dims = {dim for parameter in operator.parameters for dim in block.tensor[parameter].dims}
@@ -232,14 +233,18 @@ class CutRules:
             if operator.kind in HEAVY and operator.parameters:
                 parameter_dims = {dim for name in operator.parameters for dim in block.tensor[name].dims}
                 for dim, size in operator.dims:
-                    is_of_tokens = dim != BATCH and dim not in parameter_dims
-                    if is_of_tokens if axis == CONTEXT_AXIS else dim in self.expert_dims:
+                    serves = {
+                        TENSOR: dim in parameter_dims,
+                        CONTEXT_AXIS: dim != BATCH and dim not in parameter_dims,
+                        EXPERT_AXIS: dim in self.expert_dims,
+                    }
+                    if serves[axis]:
                         yield dim, size
 
 
 _PURPOSES = {
-    "tensor": "a dim of some operator",
-    "context": "the sequence of products",
-    "expert": "the experts in stacked parameters",
+    "tensor": "a dim of some parameter",
+    "context": "the tokens of a sequence",
+    "expert": "the experts, of which parameters have a matrix each",
 }
 """What an axis divides, in words."""
