@@ -3,6 +3,7 @@
 import sys
 from contextlib import redirect_stdout
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from meshwise.executor.modules.batches import count_samples, count_tokens, list_
 from meshwise.executor.modules.layout import ModuleLayout
 from meshwise.executor.modules.losses import LossFunction, compute_own_loss
 from meshwise.executor.modules.quiet import keep_quiet, run_without_gradients
+from meshwise.executor.modules.states import find_newest, require_own_names
 from meshwise.executor.recording.rank_files import UserError
 from meshwise.executor.user_training.job import TrainJob
 from meshwise.executor.user_training.training import load_source, next_batch, open_batches
@@ -48,6 +50,12 @@ class FirstBatch:
             return
         with redirect_stdout(sys.stderr):
             split_evenly(self._read(layout.data), layout.num_microbatches, "microbatches")
+
+    def require_checkpoint(self, checkpoints: Path) -> None:
+        """Raise `UserError` where the newest of a run's checkpoints is of another module."""
+        with redirect_stdout(sys.stderr):
+            module = self.user_file.start_model(self.job.seed).module
+        require_own_names(find_newest(checkpoints), module)
 
     @property
     def samples(self) -> int:

@@ -47,6 +47,8 @@ _FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
 VERSION = 3
 _MODULE, _OPTIMIZER = "module.", "optimizer."
 """How names of the states of module and optimizer begin in a checkpoint."""
+_COMPILED = "_orig_mod."
+"""What ``torch.compile`` puts into the names of a module that it wraps."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
@@ -266,6 +268,17 @@ def load_states(
     if not scheduler_file.exists():
         raise StatesError(f"{checkpoint}: a run with a schedule goes on from a run with one, met none")
     scheduler.load_state_dict(torch.load(scheduler_file, weights_only=True))
+
+
+def require_own_names(checkpoint: Path, module: nn.Module) -> None:
+    """Raise `StatesError` where a checkpoint of a run is another module's, by the names of its states."""
+    with _tell_reason(checkpoint):
+        known = {key.removeprefix(_MODULE) for key in list_shapes(checkpoint) if key.startswith(_MODULE)}
+    own = {name.replace(_COMPILED, "") for name in module.state_dict()}
+    if others := sorted(known - own):
+        raise StatesError(f"{checkpoint}: it is of another module, met {others[0]}, which this one has not")
+    if missing := sorted(own - known):
+        raise StatesError(f"{checkpoint}: it is of another module, met no {missing[0]}, which this one has")
 
 
 def _require_no_others(

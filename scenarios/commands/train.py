@@ -189,7 +189,14 @@ def train(
         layout = job.layout
     ticker = Ticker()
     try:
-        planned = plan_run(job, layout=layout, processes=processes, calibrates=calibrate, report=ticker)
+        planned = plan_run(
+            job,
+            layout=layout,
+            processes=processes,
+            calibrates=calibrate,
+            report=ticker,
+            checkpoints=target / CHECKPOINTS if resume else None,
+        )
     finally:
         ticker.clear()
     job = dataclasses.replace(job, layout=planned.layout)

@@ -60,6 +60,7 @@ def plan_run(
     processes: int | None,
     calibrates: bool,
     report: Report = lambda text: None,
+    checkpoints: Path | None = None,
 ) -> PlannedRun:
     """Return the plan of a run with its prediction.
 
@@ -75,11 +76,13 @@ def plan_run(
         Whether the module is measured for some seconds.
     report
         Called with a word about what is done next.
+    checkpoints
+        Those of which the run goes on from the newest; ``None`` for a new run.
 
     Raises
     ------
     UserError
-        Where the file has no first batch, or the plan does not divide it.
+        Where the file has no first batch, the plan does not divide it, or checkpoints are another module's.
     """
     default, load = layout or job.layout, os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = count_processes(CPU) if job.device == CPU else 0
@@ -96,6 +99,8 @@ def plan_run(
             batch = first.samples
             if layout is not None:
                 first.require_parts(layout)
+            if checkpoints is not None:
+                first.require_checkpoint(checkpoints)
         except UserError:  # that of every rank, before any has started to train
             raise
         except Exception as error:  # what fails here must not fail the run, which tells of its own faults
