@@ -333,7 +333,7 @@ class TiedLM(nn.Module):
         self.ln = nn.LayerNorm(d)
         self.register_buffer("mask", torch.triu(torch.full((n, n), float("-inf")), 1))
 
-    def forward(self, idx, target):  # refused
+    def forward(self, idx, target):
         x = self.wte(idx) + self.wpe(torch.arange(idx.size(1)))
         y = self.ln(x)
         x = x + self.attn(y, y, y, attn_mask=self.mask, need_weights=False)[0]
@@ -490,7 +490,7 @@ class MaskedEncoder(nn.Module):
         self.enc = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(8, 1)
 
-    def forward(self, x, keep, y):  # refused
+    def forward(self, x, keep, y):
         h = self.enc(x, src_key_padding_mask=~keep)
         m = keep.unsqueeze(-1).to(h.dtype)
         pooled = (h * m).sum(1) / m.sum(1).clamp(min=1)
@@ -511,7 +511,7 @@ class ViT(nn.Module):
         self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True)
         self.head = nn.Linear(8, 4)
 
-    def forward(self, image, label):  # refused
+    def forward(self, image, label):
         x = self.patch(image).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1) + self.pos
         return F.cross_entropy(self.head(self.block(x)[:, 0]), label)
