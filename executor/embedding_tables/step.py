@@ -18,7 +18,7 @@ from meshwise.executor.embedding_tables.cutting import cut_tables
 from meshwise.executor.embedding_tables.exchange import RankExchange
 from meshwise.executor.embedding_tables.gradients import clip_parts
 from meshwise.executor.embedding_tables.lookups import TableLookups
-from meshwise.executor.embedding_tables.optimizers import require_own_rows
+from meshwise.executor.embedding_tables.optimizers import is_foreign, require_own_rows
 from meshwise.executor.embedding_tables.table_form import TableForm
 from meshwise.executor.embedding_tables.tables import describe_tables, list_tables, place_tables
 from meshwise.executor.modules.batches import count_samples, select_samples
@@ -67,6 +67,8 @@ class TableStep(TrainingStep):
             recompute_blocks(self.module, self.layout.find_recompute(0))
         optimizer, scheduler = self._build_optimizer()
         require_own_rows(optimizer, form.tables.values())
+        if is_foreign(optimizer):
+            self.table_words += f"; {type(optimizer).__name__} is taken to step each row by itself"
         return optimizer, scheduler
 
     def _cut(self) -> tuple[TableLookups, TableForm]:

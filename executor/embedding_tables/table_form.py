@@ -8,6 +8,7 @@ from torch import Tensor
 
 from meshwise.executor.embedding_tables.cut_table import CutTable
 from meshwise.executor.embedding_tables.tables import TableError
+from meshwise.executor.saving.names import strip_compiled
 from meshwise.executor.saving.shared_states import Box, SharedState
 
 
@@ -22,6 +23,7 @@ class TableForm:
 
     def __init__(self, tables: Mapping[str, CutTable]) -> None:
         self.tables = dict(tables)
+        self._by_name = {strip_compiled(name): table for name, table in tables.items()}
 
     def share(self, name: str, state: Tensor) -> Tensor:
         """Return a state as this rank's box of the whole, in the same memory: of all elements, or one a row.
@@ -31,7 +33,7 @@ class TableForm:
         TableError
             Where it is none of these.
         """
-        table = self.tables.get(name)
+        table = self._by_name.get(strip_compiled(name))
         if table is None or not state.dim():
             return state
         part, others = table.part, tuple(state.shape[1:])
@@ -49,7 +51,7 @@ class TableForm:
 
     def gather(self, name: str, state: Tensor) -> Tensor:
         """Return the whole of a weight on the first rank; other ranks, and other states, keep what they are."""
-        table = self.tables.get(name)
+        table = self._by_name.get(strip_compiled(name))
         return state if table is None else gather_first(table, state)
 
 

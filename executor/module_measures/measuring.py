@@ -40,7 +40,7 @@ from meshwise.executor.modules.batch_norms import normalise_globally
 from meshwise.executor.modules.batches import count_samples, list_tensors, select_samples
 from meshwise.executor.modules.blocks import list_blocks
 from meshwise.executor.modules.courses import RenewedBuffers, list_own_units
-from meshwise.executor.modules.layout import ModuleLayout, find_cut_axes, list_operator_axes
+from meshwise.executor.modules.layout import ModuleLayout, find_cut_axes, list_operator_axes, read_cut_words
 from meshwise.executor.modules.losses import (
     LossError,
     compute_own_loss,
@@ -418,12 +418,13 @@ class Measurement:
                 continue
             ranks = build_rank_mesh(plan, self.device)
             more = samples * num_ranks
+            axes = find_cut_axes(list_operator_axes(plan))
             fewer = max(more // FEWER, FEWEST_CUT_SAMPLES)
+            fewer += -fewer % read_cut_words(axes).get("expert", 1)  # they have samples of their own elsewhere
             try:
                 programs = [CutProgram(self.source, plan, ranks, number) for number in (fewer, more)]
             except ValueError:  # on all ranks alike; a run of such a plan is refused with the reason
                 continue
-            axes = find_cut_axes(list_operator_axes(plan))
             passes = [self._measure(program.run) for program in programs]
             messages = [-self._find_slowest(-median(program.messages)) for program in programs]
             peak = self._record_peak(programs[1].run, keeps_results=False)

@@ -34,7 +34,7 @@ from meshwise.executor.recording.weight_files import find_aliases, list_weight_f
 from meshwise.executor.saving.background import BackgroundWriter
 from meshwise.executor.saving.digests import DIGESTS, find_damage
 from meshwise.executor.saving.groups import list_groups, nest_states
-from meshwise.executor.saving.names import STATE, find_scheduler, match_names
+from meshwise.executor.saving.names import STATE, find_scheduler, match_names, strip_compiled
 from meshwise.executor.saving.safe_reading import list_shapes, load_keys
 from meshwise.executor.saving.shared_states import SharedState
 from meshwise.executor.saving.sparse_states import fill_sparse_states
@@ -47,8 +47,6 @@ _FACTS, _SCHEDULER = "facts.json", "scheduler.pt"
 VERSION = 3
 _MODULE, _OPTIMIZER = "module.", "optimizer."
 """How names of the states of module and optimizer begin in a checkpoint."""
-_COMPILED = "_orig_mod."
-"""What ``torch.compile`` puts into the names of a module that it wraps."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 """Options of optimizers stand by parameter: ranks of a pipeline have groups of different parameters."""
 
@@ -154,8 +152,8 @@ def _require_replaceable(folder: Path) -> None:
 
 
 def _find_name(module: nn.Module, name: str) -> str:
-    """Return the name of a parameter without what wraps the module."""
-    return name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name
+    """Return the name of a parameter without what wraps the module, or parts of it."""
+    return strip_compiled(name.removeprefix("module.") if isinstance(module, DistributedDataParallel) else name)
 
 
 def list_checkpoints(folder: Path) -> list[str]:
@@ -274,7 +272,7 @@ def require_own_names(checkpoint: Path, module: nn.Module) -> None:
     """Raise `StatesError` where a checkpoint of a run is another module's, by the names of its states."""
     with _tell_reason(checkpoint):
         known = {key.removeprefix(_MODULE) for key in list_shapes(checkpoint) if key.startswith(_MODULE)}
-    own = {name.replace(_COMPILED, "") for name in module.state_dict()}
+    own = {strip_compiled(name) for name in module.state_dict()}
     if others := sorted(known - own):
         raise StatesError(f"{checkpoint}: it is of another module, met {others[0]}, which this one has not")
     if missing := sorted(own - known):
@@ -285,7 +283,7 @@ def _require_no_others(
     checkpoint: Path, module: nn.Module, optimizer_states: dict[str, Any], known_names: set[str]
 ) -> None:
     """Raise `StatesError` on all ranks where a checkpoint has parts of a larger module, or of another optimizer."""
-    own: tuple[set[str], set[str]] = set(unwrap(module).state_dict()), _list_kinds(optimizer_states)
+    own = set(map(strip_compiled, unwrap(module).state_dict())), _list_kinds(optimizer_states)
     parts: list[Any] = [own]
     if count_ranks() > 1:  # of stages each rank has its own
         parts = [None] * count_ranks()

@@ -102,3 +102,12 @@ def find_scheduler(checkpoint: Path, state: Mapping[str, object], keys: Iterable
     if prefix is None:
         raise NamesError(f"{checkpoint}: the schedule of a checkpoint is of the same kind, met {min(prefixes)}...")
     return {name: prefix + name for name in state}
+
+
+def strip_compiled(name: str) -> str:
+    """Return the name of a state without what ``torch.compile`` puts into it for a module that it wraps.
+
+    >>> strip_compiled("layers.0._orig_mod.weight")
+    'layers.0.weight'
+    """
+    return name.replace("_orig_mod.", "")

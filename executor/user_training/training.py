@@ -127,20 +127,29 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
                 "learning_rate": step.learning_rate,
             }
             is_last = number + 1 == job.steps
+            is_saved = _is_due(job.checkpoint_every, number, is_last=is_last)
+            if is_saved:  # before the next batch, which may take long or end the rank
+                heartbeat.beat("checkpoint")
+                step.save(checkpoints, in_background=True)
             if not is_last and not stop.is_set:
+                heartbeat.step = number + 1
                 heartbeat.beat("batch")
                 item = read_batch(batches, user_file, number + 1)
+                heartbeat.step = number
             is_asked = stop.ask_all(accelerator.device, fails=item.error is not None) and not is_last
             if _is_due(job.evaluate_every, number, is_last=is_last) and not is_asked and user_file.evaluation_data:
                 row["evaluation"] = evaluate_step(job, step, user_file, rank, heartbeat)
             metrics.write(json.dumps(row) + "\n")
             metrics.flush()
-            if _is_due(job.checkpoint_every, number, is_last=is_last) or is_asked:
+            if is_asked:
                 heartbeat.beat("checkpoint")
-                step.save(checkpoints, in_background=not is_asked)
+                if not is_saved:
+                    step.save(checkpoints)
+                step.finish_saving()
             step.writer.look()
             if item.error is not None:  # on all ranks there is a checkpoint now
-                raise type(item.error)(f"{item.error}; --resume goes on from step {number + 1}")
+                kept = "" if job.is_trial else "; what is done is kept, and --resume goes on from it"
+                raise type(item.error)(f"{item.error}{kept}") from item.error
     heartbeat.beat("checkpoint")
     if is_distributed(job.weights):
         _make_way(folder / WEIGHTS, rank)

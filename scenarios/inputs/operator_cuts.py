@@ -192,7 +192,7 @@ class CutRules:
             if degree == 1 or any(self._serves(axis, sharding) for sharding in shardings):
                 continue
             sizes = {size for _, size in self._list_heavy_dims(axis)}
-            degrees = {number for size in sizes for number in divisors(size)}
+            degrees = {number for size in sizes for number in divisors(size)} - {degree}
             nearest = min(degrees, key=lambda number: (abs(number - degree), number), default=1)
             shown = f", {' or '.join(f'{size:,}' for size in sorted(sizes, reverse=True)[:3])}" if sizes else ""
             met = degree if sizes else "none"

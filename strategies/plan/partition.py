@@ -36,7 +36,7 @@ def partition_layers(graph: OperatorGraph, stages: int, division: str | tuple[in
     head_blocks, tail_blocks = names[: starts[0]], names[starts[-1] + 1 :]
     result: list[Stage] = []
     position = 0
-    for index, count in enumerate(_count_layers(graph, stages, layers, division)):
+    for index, count in enumerate(_count_layers(graph, stages, runs, division)):
         blocks = list(chain(*runs[position : position + count]))
         blocks = (head_blocks if index == 0 else []) + blocks + (tail_blocks if index == stages - 1 else [])
         result.append(Stage(tuple(blocks)))
@@ -44,17 +44,21 @@ def partition_layers(graph: OperatorGraph, stages: int, division: str | tuple[in
     return HashedTuple(result)
 
 
-def _count_layers(graph: OperatorGraph, stages: int, layers: list[str], division: str | tuple[int, ...]) -> list[int]:
+def _count_layers(
+    graph: OperatorGraph, stages: int, runs: list[list[str]], division: str | tuple[int, ...]
+) -> list[int]:
+    """Return the number of layers of every stage; ``runs`` are layers, each with the blocks up to the next."""
     if isinstance(division, tuple):
         return list(division)
     if division == "even":
-        return [len(layers) // stages] * stages
-    if stages > len(layers):
-        num_tail_stages = int(graph.occurrences[-1][0] != layers[-1])
-        return [0] * (stages - len(layers) - num_tail_stages) + [1] * len(layers) + [0] * num_tail_stages
+        return [len(runs) // stages] * stages
+    if stages > len(runs):
+        num_tail_stages = int(graph.occurrences[-1][0] != runs[-1][-1])
+        return [0] * (stages - len(runs) - num_tail_stages) + [1] * len(runs) + [0] * num_tail_stages
     flops = {name: block.flops for name, block in graph.occurrences}
-    layer_flops = [flops[name] for name in layers]
-    end_flops = sum(size for name, size in flops.items() if name not in set(layers))
+    layer_flops = [sum(flops[name] for name in run) for run in runs]
+    inner_names = set(chain(*runs))
+    end_flops = sum(size for name, size in flops.items() if name not in inner_names)
     if len(set(layer_flops)) > 1:
         return _balance_unequal_layers(stages, layer_flops, end_flops)
     end_load = inf if end_flops else 0.0  # any block with FLOP outweighs layers without

@@ -31,3 +31,28 @@ def test_a_module_goes_on_from_its_own_states_alone(tmp_path: Path) -> None:
         require_own_names(checkpoint, torch.nn.Linear(3, 3))
     with pytest.raises(StatesError, match=r"met no 3\.bias, which this one has"):
         require_own_names(checkpoint, build(3, 3).append(torch.nn.BatchNorm1d(3)))
+
+
+def test_states_of_a_module_with_a_compiled_part_are_its_own(tmp_path: Path) -> None:
+    def make_step(*, compiles: bool) -> TrainingStep:
+        torch.manual_seed(0)
+        module = build(3, 3)
+        if compiles:
+            module[0] = torch.compile(module[0], backend="eager")
+        return TrainingStep(
+            module,
+            ModuleLayout(),
+            optimizer=lambda module: torch.optim.Adam(module.parameters(), 0.1),
+            loss=lambda outputs, batch: outputs.square().mean(),
+        )
+
+    samples, losses = torch.arange(12.0).view(4, 3), {}
+    for compiles in (False, True):
+        step = make_step(compiles=compiles)
+        step(samples)
+        step.save(tmp_path / str(compiles))
+        losses[compiles] = [step(samples) for _ in range(2)]
+        step = make_step(compiles=not compiles)
+        assert step.load(tmp_path / str(compiles)) == 1
+        assert [step(samples) for _ in range(2)] == losses[compiles]
+    assert losses[True] == losses[False]

@@ -59,6 +59,18 @@ def test_blocks_between_layers_are_in_the_stage_of_the_layer_before_them(are_lay
     assert all(are_layers[part[0]] for part in names[1:])  # a stage begins at a layer, the first one at the input
 
 
+def test_blocks_between_layers_weigh_in_the_stage_that_has_them() -> None:
+    # layers of 1, and 4 between the first two of them: 5 + 1 + 1 + 1 in two stages are 5 and 3
+    blocks = []
+    for number, (width, layer) in enumerate([(1, True), (4, False), (1, True), (1, True), (1, True)]):
+        builder = BlockBuilder("fp32", {"hidden": 8, "width": 8 * width})
+        x, y = builder.add_tensor("x", "batch hidden"), builder.add_tensor("y", "batch width")
+        linear(builder, "product", x, (y,), "width", over="batch")
+        blocks.append(builder.build_block(f"block{number}", (x,), (y,), layer=layer))
+    stages = partition_layers(OperatorGraph("products", tuple(blocks), 1), 2, "balanced")
+    assert [len(stage.blocks) for stage in stages] == [2, 3]
+
+
 def counts_of(graph: OperatorGraph, stages: int) -> list[int]:
     return [sum("layers" in block for block in stage.blocks) for stage in partition_layers(graph, stages, "balanced")]
 
