@@ -71,6 +71,9 @@ class StopFlag:
         return bool(flag)
 
 
+Step = TrainingStep | CutStep
+
+
 def train_rank(path: Path, rank: int) -> None:
     """Train the steps of a job on this rank; results go beside the job."""
     job, folder = TrainJob.read(path), path.parent
@@ -151,21 +154,32 @@ def _train_steps(job: TrainJob, folder: Path, rank: int, heartbeat: Heartbeat, a
                 kept = "" if job.is_trial else "; what is done is kept, and --resume goes on from it"
                 raise type(item.error)(f"{item.error}{kept}") from item.error
     heartbeat.beat("checkpoint")
+    _export(job, step, user_file, folder, rank)
+    facts |= _list_facts(job, step, accelerator, step_memory)
+    facts_file(folder, rank).write_text(json.dumps(facts))
+
+
+def _export(job: TrainJob, step: Step, user_file: UserFile, folder: Path, rank: int) -> None:
+    """Write the weights at the end, when all checkpoints are written too."""
     if is_distributed(job.weights):
         _make_way(folder / WEIGHTS, rank)
     step.export(folder / WEIGHTS, is_plain=job.is_trial, format=job.weights)
     step.finish_saving()
     if rank == 0 and user_file.save_beside is not None and not job.is_trial:
         user_file.save_beside(folder / WEIGHTS)
+
+
+def _list_facts(job: TrainJob, step: Step, accelerator: Accelerator, step_memory: StepMemory) -> dict[str, Any]:
+    """Return the memory that this rank took, and what it had whole and in parts."""
     memory = accelerator.read_memory()
-    usage = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    usage |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
-    usage |= {} if step_memory.peak is None else {"peak": step_memory.peak}
-    facts |= {"whole": step.whole_reason, "tables": step.table_words}
+    facts: dict[str, Any] = {"whole": step.whole_reason, "tables": step.table_words}
+    facts["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    facts |= {} if memory is None else {"peak": memory.peak, "reserved": memory.reserved}
+    facts |= {} if step_memory.peak is None else {"peak": step_memory.peak}
     if job.is_trial:
         digests = digest_copies(unwrap(step.module), step.states_by_parameter)
         facts["copies"] = {name: digest for name, digest in digests.items() if name not in step.part_names}
-    facts_file(folder, rank).write_text(json.dumps(facts | usage))
+    return facts
 
 
 def _is_due(every: int, step: int, *, is_last: bool) -> bool:
@@ -190,13 +204,13 @@ def load_source(job: TrainJob) -> UserFile:
     return open_pretrained(job)
 
 
-def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> TrainingStep | CutStep:
+def build_step(job: TrainJob, user_file: UserFile, device: torch.device) -> Step:
     """Return the step of training of a user's file."""
     start = user_file.start_model(job.seed)
     if job.without_dropout:
         drop_nothing(start.module)
     make: Any = make_cut_step if job.layout.operator_ranks > 1 else make_step
-    step: TrainingStep | CutStep = make(
+    step: Step = make(
         start,
         job.layout,
         optimizer=user_file.optimizer or make_adamw(job.learning_rate),
@@ -258,9 +272,7 @@ def find_cause(error: UserError) -> UserError:
     return type(error)(text.splitlines()[-1].partition(": ")[2]) if is_of_worker else error
 
 
-def evaluate_step(
-    job: TrainJob, step: TrainingStep | CutStep, user_file: UserFile, rank: int, heartbeat: Heartbeat
-) -> dict[str, float]:
+def evaluate_step(job: TrainJob, step: Step, user_file: UserFile, rank: int, heartbeat: Heartbeat) -> dict[str, float]:
     """Return the figures of the user's evaluation over all samples; an error in his code names its line."""
     heartbeat.beat("evaluation")
 
@@ -289,7 +301,7 @@ def _make_way(weights: Path, rank: int) -> None:
         dist.barrier()
 
 
-def run_step(step: TrainingStep | CutStep, batch: Any, user_file: UserFile) -> float:
+def run_step(step: Step, batch: Any, user_file: UserFile) -> float:
     """Return the loss of a step; an error in the user's own code names its line."""
     try:
         return step(batch)
